@@ -10,6 +10,7 @@ from torch.utils.data import default_collate
 
 from commanding import Ended, meshmend_run
 from meshmend.train.data.samples import Order
+from meshmend.train.state.checkpoint_export import read_checkpoint
 
 STEPS, BATCH, N_SAMPLES = 24, 10, 37
 
@@ -19,7 +20,8 @@ import torch
 import torch.distributed as dist
 import meshmend.torch
 from torch.distributed.fsdp import fully_shard
-from meshmend.train import TileJob
+from pathlib import Path
+from meshmend.train import Saving, TileJob
 from tile_job_samples import model_and_samples, loss_of
 
 def build(mesh):
@@ -28,7 +30,7 @@ def build(mesh):
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 _, samples = model_and_samples()
-job = TileJob(build, samples, tile="1x2", batch={batch}, steps={steps}, seed=3{more})
+job = TileJob(build, samples, tile={tile!r}, batch={batch}, steps={steps}, seed=3{more})
 for step in job:
     while job.step_number == {gate} and job.mesh.size(0) < 2:
         time.sleep(0.01)
@@ -59,18 +61,27 @@ SHARD = "fully_shard(model[0], mesh=mesh); fully_shard(model, mesh=mesh)"
 
 
 def script(
-    folder: Path, *, shard: str = SHARD, gate: int = -1, batch: int = BATCH, more: str = ""
+    folder: Path,
+    *,
+    shard: str = SHARD,
+    tile: str = "1x2",
+    gate: int = -1,
+    batch: int = BATCH,
+    steps: int = STEPS,
+    more: str = "",
 ) -> Path:
     (folder / "tile_job_samples.py").write_text(HELPER)
     path = folder / "train.py"
-    path.write_text(SCRIPT.format(shard=shard, gate=gate, batch=batch, steps=STEPS, more=more))
+    path.write_text(
+        SCRIPT.format(shard=shard, tile=tile, gate=gate, batch=batch, steps=steps, more=more)
+    )
     return path
 
 
-def run(path: Path, *faults: str, mesh: str = "1x4") -> Ended:
+def run(path: Path, *faults: str, mesh: str = "1x4", more: tuple[str, ...] = ()) -> Ended:
     patience = ("--set", "timing.heartbeat_timeout=60")  # on a busy machine chips may be silent
     inject = [word for fault in faults for word in ("--inject", fault)]
-    return meshmend_run("--elastic", "--mesh", mesh, *patience, *inject, path)
+    return meshmend_run("--elastic", "--mesh", mesh, *patience, *more, *inject, path)
 
 
 def undisturbed_loss(folder: Path) -> float:
@@ -105,6 +116,52 @@ def test_a_chip_is_killed_and_returns_and_the_loss_is_that_of_an_undisturbed_run
         f"{STEPS} steps; samples: {STEPS * BATCH} used, 0 lost, 0 repeated; replicas equal bit for "
         "bit" in ended.stderr
     )
+
+
+def saved(folder: Path, *, every: int) -> str:
+    return f", saving=Saving(Path({str(folder)!r}), every={every})"
+
+
+def test_a_checkpoint_has_each_part_once_and_is_resumed_with_larger_tiles(tmp_path: Path) -> None:
+    """Two tiles of 1x2, of which one is lost; then one tile of 2x2 goes on."""
+    kept = tmp_path / "kept"
+    first = run(script(tmp_path, steps=12, more=saved(kept, every=6)), "kill 0,3 at 8")
+    assert first.returncode == 0, first.stderr
+    files = sorted(path.name.partition(".")[0] for path in kept.glob("step-*/shard-*"))
+    assert files == [*2 * ["shard-000-of-002"], *2 * ["shard-001-of-002"]]
+    whole = read_checkpoint(kept, 12).state
+    names: dict[str, Any] = {}
+    exec(HELPER, names)
+    wanted = names["model_and_samples"]()[0].state_dict()
+    assert {name: each.shape for name, each in whole["model"].items()} == {
+        name: tuple(each.shape) for name, each in wanted.items()
+    }
+
+    more = f", resume={str(kept)!r}"
+    second = run(script(tmp_path, tile="2x2", more=more), mesh="2x2")
+
+    assert second.returncode == 0, second.stderr
+    (found,) = re.findall(r"loss (\S+)", second.stdout)
+    assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+    assert f"samples: {12 * BATCH} used, 0 lost, 0 repeated" in second.stderr
+
+
+@pytest.mark.slow
+def test_a_state_that_died_with_all_of_its_twins_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    """Both chips of a colour die; the job goes back to step 6 when they are there again."""
+    more = saved(tmp_path / "kept", every=6)
+    patience = ("--set", "timing.holder_timeout=2")
+
+    ended = run(
+        script(tmp_path, more=more),
+        *("kill 0,1 at 9", "kill 0,3 at 9", "repair 0,1 at 9", "repair 0,3 at 9"),
+        more=patience,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    (found,) = re.findall(r"loss (\S+)", ended.stdout)
+    assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+    assert "0 lost, 0 repeated" in ended.stderr
 
 
 @pytest.mark.slow

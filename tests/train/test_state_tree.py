@@ -17,7 +17,7 @@ from meshmend.errors import CheckpointDamageError, InputError, ResumeError
 from meshmend.train.state.checkpoint import load, load_step, save_shard
 from meshmend.train.state.resume import resumable
 from meshmend.train.state.shards import Origin, Shard, cut_shard, merged_state, read_shard, seal
-from meshmend.train.state.state_tree import ARRAYS, AS_BYTES, Framework, OwnedPieces
+from meshmend.train.state.state_tree import ARRAYS, AS_BYTES, Framework, OwnedPieces, Part
 from meshmend.train.state.torch_state import TORCH
 
 FLOAT8 = [kind for name in dir(torch) if "float8" in name for kind in [getattr(torch, name)]]
@@ -318,6 +318,30 @@ def test_pieces_that_chips_own_become_whole_whoever_has_them() -> None:
     found = merged_state([read_shard(seal(shard)) for shard in shards], TORCH)
     whole = {"mean": values.reshape(3, 4), "step": torch.tensor(2.0), "lr": 0.5}
     check_same(found, {"state": {0: whole, 1: {"mean": torch.tensor(7.0)}}, "groups": [1]})
+
+
+@pytest.mark.parametrize("n_parts", [1, 2, 3, 5])
+def test_parts_that_chips_of_a_tile_hold_become_whole(n_parts: int) -> None:
+    """Five chips hold parts of four rows: the last holds none of them, and all hold the number."""
+    whole, number = torch.arange(12.0).view(4, 3), torch.tensor(7.0)
+    rows = -(-4 // n_parts)
+    parts = [whole[at * rows : (at + 1) * rows] for at in range(n_parts)]
+    states = [
+        {"weight": Part(part, min(at * rows, 4) * 3, (4, 3)), "step": number}
+        for at, part in enumerate(parts)
+    ]
+    shards = [
+        cut_shard(state, TORCH, step=1, shard=at, n_shards=n_parts, origin=Origin(digest="same"))
+        for at, state in enumerate(states)
+    ]
+
+    found = merged_state(shards, TORCH)
+
+    assert torch.equal(found["weight"], whole)
+    assert found["step"] == number
+    if n_parts == 2:
+        with pytest.raises(CheckpointDamageError, match="lack a part of the state: weight"):
+            merged_state([shards[0], shards[0]], TORCH)
 
 
 def test_tools_read_a_state_without_its_framework(tmp_path: Path) -> None:

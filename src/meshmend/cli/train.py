@@ -153,8 +153,9 @@ def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fa
         "got --shard-optimizer": config.sharding.optimizer,
         "got --master-weights": what.master_weights,
         f"got training.batch_policy {what.batch_policy}": what.batch_policy != "constant",
-        "got --resume": bool(config.saving.resume),
     }
+    if what.tensor_parallel and config.saving.resume:
+        raise InputError("training.tensor_parallel has no checkpoints, but got --resume")
     for why in (why for why, is_so in refused.items() if is_so):
         raise InputError(
             f"--tile needs a gpt of PyTorch that every step trains on the same batch, without "

@@ -45,10 +45,10 @@ from meshmend.train.core.worker_environment import (
 from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import Indices, Order, Share, StreamOrder, batch_of, share_of
-from meshmend.train.state.checkpoint import FolderOwner, Saving, new_owner
+from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
 from meshmend.train.state.comparison import COMPARE_EVERY, StateComparison
-from meshmend.train.state.resume import Resume, folder_to_resume, is_same_folder, resumable
+from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume, resumable
 from meshmend.train.state.shards import Origin
 from meshmend.train.state.state_tree import Framework
 
@@ -154,7 +154,7 @@ class JobCore:
         check_settings(every, settings.policy)
         failures = WriteFailures(self._environment)
         resume = folder_to_resume(settings.resume, settings.saving)
-        self._owner = _owner(settings.saving, resume, self._environment)
+        self._owner = folder_owner(settings.saving, resume, self._environment.run_id)
         self._saving = StepSaving(
             settings.saving, learner.framework, failures, self._environment, self._owner
         )
@@ -764,20 +764,6 @@ class JobCore:
         if self._exchange is not None:
             coordinator_client().close()
             self._exchange.close()
-
-
-def _owner(
-    saving: Saving | None, resume: Path | None, environment: WorkerEnvironment
-) -> FolderOwner | None:
-    """Return whose checkpoints this job writes; None if it writes none.
-
-    Raises:
-        InputError: the folder has checkpoints of another run, and the job does not resume from it.
-    """
-    if saving is None:
-        return None
-    resumes = resume is not None and is_same_folder(resume, saving.folder)
-    return new_owner(saving.folder, environment.run_id(), resumes=resumes)
 
 
 _is_claimed = False

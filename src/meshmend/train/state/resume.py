@@ -5,17 +5,19 @@ step. Batch, learning rate, mesh and policy may differ: the job goes on with the
 checkpoint's last one, so no sample is lost or used twice.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from meshmend.errors import ResumeError
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import (
+    FolderOwner,
     Loaded,
     OnDamage,
     Saving,
     complete_steps,
+    new_owner,
     newest_complete,
 )
 from meshmend.train.state.shards import State
@@ -44,6 +46,20 @@ def folder_to_resume(resume: Resume, saving: Saving | None) -> Path | None:
             "saving=Saving(folder, every=...)"
         )
     return saving.folder if complete_steps(saving.folder) else None
+
+
+def folder_owner(
+    saving: Saving | None, resume: Path | None, run_id: Callable[[], str]
+) -> FolderOwner | None:
+    """Return whose checkpoints a job writes; None if it writes none.
+
+    Raises:
+        InputError: the folder has checkpoints of another run, and the job does not resume from it.
+    """
+    if saving is None:
+        return None
+    resumes = resume is not None and is_same_folder(resume, saving.folder)
+    return new_owner(saving.folder, run_id(), resumes=resumes)
 
 
 def is_same_folder(one: Path, other: Path) -> bool:
@@ -98,7 +114,7 @@ def resumable(
         )
         is_lazy = framework.lazy and part == "optimizer"
         _check_same(saved, wanted, part, may_lack=is_lazy)
-    _check_progress(loaded.state["progress"], fresh["progress"])
+    check_progress(loaded.state["progress"], fresh["progress"])
     return loaded
 
 
@@ -115,7 +131,7 @@ def _check_optimizer(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None
         )
 
 
-def _check_progress(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+def check_progress(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
     """Raise ResumeError if the order of samples differs: some would be used twice, others never."""
     for name, words in (("seed", "seed"), ("n_samples", "number of samples")):
         if name in saved and name in fresh and saved[name] != fresh[name]:

@@ -129,6 +129,18 @@ Arrays = dict[str, tuple[RawArray, Placement | None]]  # None: all of it
 
 
 @dataclass(frozen=True)
+class Part:
+    """In a state, in place of a tensor: those of its elements that this chip holds, in one row.
+
+    They are those from `first` on. Other chips hold the others; the merged state has the tensor.
+    """
+
+    tensor: Any
+    first: int
+    shape: tuple[int, ...]  # of the whole
+
+
+@dataclass(frozen=True)
 class OwnedPieces:
     """In a state, in place of a dict by parameter: what this chip owns of it.
 
@@ -308,6 +320,8 @@ class _Flattening:
         if isinstance(value, OwnedPieces):
             self.owned[name] = list(self._pieces(value, name, where))
             return {"owned": name}
+        if isinstance(value, Part):
+            return {"array": self._part(value, name, where)}
         array = value if isinstance(value, RawArray) else self._raw(value, where)
         if array is not None:
             return {"array": self._add(array, name)}
@@ -316,6 +330,14 @@ class _Flattening:
             f"is a {type(value).__name__}; leave it out of the state_dict, or store what it is "
             "made from"
         )
+
+    def _part(self, part: Part, name: str, where: str) -> str:
+        array = self._raw(part.tensor, where)
+        assert array is not None, f"{where} is no tensor"
+        if array.n_elements == 0 and 0 not in part.shape:
+            return name  # all of it is in the parts of others
+        flat = array.part(0, array.n_elements)
+        return self._new(flat, name, Placement(part.first, part.shape))
 
     def _pieces(self, owned: OwnedPieces, name: str, where: str) -> Iterator[list[Any]]:
         for number, first, values in owned.pieces:

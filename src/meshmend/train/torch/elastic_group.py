@@ -34,7 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend import __version__
 from meshmend.config import CHECK_SHARES
-from meshmend.errors import InputError, PeerLostError, TransportError
+from meshmend.errors import InputError, PeerLostError, ResumeError, TransportError
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
 from meshmend.membership.faults.fault_injector import SelfInjection
@@ -58,6 +58,7 @@ from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import Indices, Order, Share
 from meshmend.train.state.checkpoint_writer import WriteFailures
+from meshmend.train.state.resume import check_progress
 from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.group_meeting import (
@@ -69,6 +70,7 @@ from meshmend.train.torch.group_meeting import (
 )
 from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.learner import Stateful
+from meshmend.train.torch.tile_checkpoints import TileCheckpoints
 
 Build = Callable[[], Sequence[Stateful]]
 Arguments = ParamSpec("Arguments")
@@ -78,6 +80,7 @@ _log = logging.getLogger(__name__)
 
 _NEWS_S: Final = 3.0  # beyond the link timeout: for the coordinator to tell of a change
 _POLL_S: Final = 0.005
+_READ: Final = "checkpoint"  # in a state: it is that of the checkpoint of its step
 _LOSS_SUM: Final = (1, "float64")  # of a step of tiles, which all chips end together
 
 
@@ -88,6 +91,11 @@ class SampleTerms:
     order: Order
     batch: int
     steps: int
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """What a checkpoint must have in common with the job."""
+        return {"seed": self.order.seed, "n_samples": self.order.n_samples}
 
 
 def reconfigure(*state: Stateful, build: Build | None = None, tile: str | None = None) -> None:
@@ -190,6 +198,9 @@ class ElasticGroup:
         self._build: Build | None = None
         self._tile: tuple[int, ...] | None = None
         self._samples: SampleTerms | None = None  # of a job that hands out samples
+        self._begin = (0, 0)  # its first step, and the position of that in the row of samples
+        self._checkpoints: TileCheckpoints | None = None
+        self._whole: dict[str, Any] | None = None  # a checkpoint, for the objects of the next group
         self._loss = 0.0  # this chip's part of the loss of the step in flight
         self._taken: dict[str, Any] | None = None  # for the objects that `build` will make
         self.is_overwritten = False  # the state is a part of this chip's and a part of others'
@@ -226,9 +237,26 @@ class ElasticGroup:
         """Whether the job is over."""
         return self._loop is not None and self._loop.is_over
 
-    def count_samples(self, terms: "SampleTerms") -> None:
-        """Write down which samples are used; before the first `reconfigure`."""
-        self._samples = terms
+    def count_samples(self, terms: "SampleTerms", checkpoints: TileCheckpoints) -> None:
+        """Write down which samples are used, and save checkpoints; before the first `reconfigure`.
+
+        Raises:
+            ResumeError: the checkpoint to begin with cannot be read, or is of another job.
+        """
+        self._samples, self._checkpoints = terms, checkpoints
+        if checkpoints.resume is None:
+            return
+        whole = checkpoints.resumed(checkpoints.resume)
+        progress = whole["progress"]
+        check_progress(progress, terms.progress)
+        self._whole = whole
+        self.step_number, self.loss = int(progress["step"]), progress["loss"] or 0.0
+        self._begin = self.step_number, int(progress["position"])
+        if self.step_number > terms.steps:
+            raise ResumeError(
+                f"the checkpoint is at step {self.step_number}, but the job ends at step "
+                f"{terms.steps}; set steps to at least {self.step_number}"
+            )
 
     def use_samples(self, share: Share, samples: Indices) -> None:
         """Write down this chip's share of the samples of a step that has begun."""
@@ -240,9 +268,10 @@ class ElasticGroup:
         """Add to this chip's part of the loss of the step in flight."""
         self._loss += loss
 
-    def _position(self, step: int) -> int:
+    def position(self, step: int) -> int:
         """Return how many samples are used when a step is done."""
-        return 0 if self._samples is None else step * self._samples.batch
+        begin, used = self._begin
+        return 0 if self._samples is None else used + (step - begin) * self._samples.batch
 
     def reconfigure(
         self, state: Sequence[Stateful], build: Build | None, tile: str | None = None
@@ -335,10 +364,11 @@ class ElasticGroup:
         self.step_number += 1
         self._has_captured = False
         number = self._loop.number
-        self._ledger.write_done(self.step_number, number, self._position(self.step_number))
+        self._ledger.write_done(self.step_number, number, self.position(self.step_number))
         if self._environment.checks:
             self._write_state_hash()
         self._loop.note_step()
+        self._save(self._loop)
         assert self._exchange is not None
         is_first, self._reported = self._reported != number, number
         if is_first or self._exchange.rank == 0:
@@ -354,6 +384,29 @@ class ElasticGroup:
                 sums=(MEETING_SUM, *self._tile_sums()) if is_first else (),
             )
             coordinator_client().report(stepped)
+
+    def _save(self, loop: WorkerLoop) -> None:
+        """Begin to write this chip's part of a checkpoint, if one is due."""
+        if self._checkpoints is None or self._tile is None:
+            return
+        assert loop.generation is not None
+        self._checkpoints.save(
+            self._whole_state,
+            step=self.step_number,
+            tile=self._tile,
+            generation=loop.generation,
+            mark=f"loss {self.loss.hex()}",
+        )
+
+    def _whole_state(self) -> dict[str, Any]:
+        assert self._samples is not None
+        progress = {
+            "step": self.step_number,
+            "position": self.position(self.step_number),
+            "loss": self.loss,
+            "stopped": False,
+        }
+        return {**self._state.whole_state(), "progress": progress | self._samples.progress}
 
     def _tile_sums(self) -> SumSizes:
         """Return the sums between tiles of a step that is done."""
@@ -385,7 +438,7 @@ class ElasticGroup:
         if loop.also is not None and step == loop.also:
             self.step_number = step
             self._has_stepped = True
-            self._ledger.write_done(step, loop.number, self._position(step))
+            self._ledger.write_done(step, loop.number, self.position(step))
         elif loop.also is not None:
             self._state.before.restore()
         loop.also = None
@@ -469,6 +522,8 @@ class ElasticGroup:
 
     def _join(self) -> WorkerLoop:
         self._ledger = self._new_ledger()
+        if self.step_number:
+            self._ledger.write_resume(*self._begin)
         client = coordinator_client()
         client.set_fingerprint(self._fingerprint())
         self._exchange = exchange_of(self._environment)
@@ -655,8 +710,11 @@ class ElasticGroup:
             return
         held = self.state()
         self._adopt(tuple(self._build()))
-        self._state.load(held)
-        self._taken = None
+        if self._whole is not None:
+            self._state.load_whole(self._whole)
+        else:
+            self._state.load(held)
+        self._taken = self._whole = None
 
     def _write_state_hash(self) -> None:
         assert self._loop is not None
@@ -670,6 +728,8 @@ class ElasticGroup:
         if self._loop is not None and not self._loop.was_waiting:
             self._write_state_hash()
         self._ledger.close()
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
         if self._exchange is not None:
             coordinator_client().close()
             self._exchange.close()
@@ -687,7 +747,12 @@ class ElasticGroup:
         return TORCH
 
     def state(self) -> dict[str, Any]:
-        """Return the states of all objects at this step; their tensors are those of the objects."""
+        """Return the states of all objects at this step; their tensors are those of the objects.
+
+        Who takes the state of a checkpoint reads it: chips hold different parts.
+        """
+        if self._whole is not None:
+            return {"step": self.step_number, "objects": [], "moving": [], _READ: True}
         return self._state.state(self.step_number) if self._taken is None else self._taken
 
     def begin_overwriting(self, step: int) -> bool:
@@ -711,6 +776,9 @@ class ElasticGroup:
             self.step_number = self._state.load(state)
         else:
             self._taken = state  # for the objects that are made for the next group
+            self._whole = None
+            if state.get(_READ) and self._checkpoints is not None:
+                self._whole = self._checkpoints.load(int(state["step"]))
             self.step_number = int(state["step"])
 
     # The methods that `WorkerLoop` calls: this class is its `Replica`.
@@ -725,13 +793,26 @@ class ElasticGroup:
         return (MEETING_SUM,) if self._tile is None else (MEETING_SUM, _LOSS_SUM)
 
     def newest_checkpoint(self) -> int | None:
-        """Return None: checkpoints are the script's own."""
-        return None
+        """Return the step of the newest checkpoint; a script's own are not known."""
+        return None if self._checkpoints is None else self._checkpoints.newest()
 
     def went_back(self, step: int, generation: int) -> None:
         """Write to the ledger that a generation restores an earlier step; later ones are lost."""
+        if self._checkpoints is not None:
+            self._checkpoints.finish()  # or a part of what is lost could replace one of what comes
         self._ledger.write_restore(step, generation)
 
     def restore(self, step: int) -> None:
-        """Do nothing: without checkpoints, only the beginning of a job is restored."""
-        assert step == self.step_number, "no checkpoint was announced"
+        """Go back to the checkpoint of a step; to the beginning of a job if there is none.
+
+        Raises:
+            CheckpointDamageError: it cannot be read.
+        """
+        is_fresh = self._loop is not None and self._loop.state_version == FRESH
+        if step == self.step_number and (is_fresh or self._checkpoints is None):
+            return
+        assert self._checkpoints is not None, "no checkpoint was announced"
+        self._whole = self._checkpoints.load(step)
+        self.step_number, self._taken, self._is_equal = step, None, True
+        if self._loop is not None:
+            self._loop.also = None

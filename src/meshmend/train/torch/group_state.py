@@ -10,6 +10,7 @@ any of them has changed (a closure, a perturbed weight, a second backward pass),
 before. The copies are kept from step to step, so that a step copies but allocates nothing.
 """
 
+import math
 import random
 import sys
 import weakref
@@ -23,9 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
 from meshmend.train.state.fingerprint import parameter_words
-from meshmend.train.state.state_tree import map_state
+from meshmend.train.state.state_tree import Part, map_state
 from meshmend.train.state.torch_state import TORCH, tensors_of
-from meshmend.train.torch.learner import Stateful
+from meshmend.train.torch.learner import Stateful, load_other_buffers, other_buffers
 
 # torch's stubs lack half of what c10d offers.
 dist: Any = torch.distributed
@@ -74,6 +75,58 @@ class GroupState:
         """
         states = [map_state(self._leaf, _state_of(each)) for each in self.objects]
         return {"step": step, "objects": states, "moving": sorted(self._moving)}
+
+    def whole_state(self) -> dict[str, Any]:
+        """Return the state of a `Job` with the same model, as far as this chip holds it: for disks.
+
+        Raises:
+            InputError: a tensor is not split along its first axis, or there is more than one model.
+        """
+        model, optimizer, *others = self.objects
+        if not isinstance(model, torch.nn.Module) or not isinstance(
+            optimizer, torch.optim.Optimizer
+        ):
+            raise InputError(
+                "a checkpoint of tiles needs build to return the model and its optimizer first, "
+                f"but got {type(model).__name__} and {type(optimizer).__name__}"
+            )
+        state = {
+            "model": model.state_dict(),
+            "buffers": other_buffers(model),
+            "optimizer": optimizer.state_dict(),
+            "also": [each.state_dict() for each in others],
+        }
+        return cast("dict[str, Any]", map_state(_part_leaf, state))
+
+    def load_whole(self, state: Mapping[str, Any]) -> None:
+        """Take this chip's part of a whole state, of a checkpoint.
+
+        Raises:
+            InputError: it is that of another model.
+        """
+        model, optimizer, *others = self.objects
+        assert isinstance(model, torch.nn.Module)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        like = model.state_dict()
+        if like.keys() != state["model"].keys() or len(others) != len(state["also"]):
+            raise InputError("the checkpoint is of another model: its tensors have other names")
+        with torch.no_grad():
+            for name, value in state["model"].items():
+                _plain(like[name]).copy_(_own_part(like[name], value, name))
+        load_other_buffers(model, state.get("buffers", {}))
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        by_parameter = {
+            number: {
+                name: _own_part(parameters[number], value, name)
+                if isinstance(value, torch.Tensor) and value.shape == parameters[number].shape
+                else value
+                for name, value in values.items()
+            }
+            for number, values in state["optimizer"]["state"].items()
+        }
+        _load_optimizer(optimizer, {**state["optimizer"], "state": by_parameter})
+        for each, its_state in zip(others, state["also"], strict=True):
+            each.load_state_dict(its_state)
 
     def load(self, state: Mapping[str, Any]) -> int:
         """Replace the states of all objects; return the steps done.
@@ -543,6 +596,51 @@ def _plain_leaf(leaf: Any) -> Any:
 def _local_leaf(leaf: Any) -> Any:
     """Return a leaf of a state; of a `DTensor`, what this chip holds."""
     return leaf.to_local() if _is_dtensor(leaf) else leaf
+
+
+def _part_leaf(leaf: Any) -> Any:
+    """Return a leaf of a state; of a `DTensor`, which elements of it this chip holds."""
+    if not _is_dtensor(leaf):
+        return leaf
+    first, _ = _own_rows(leaf)
+    return Part(_plain(leaf), first * math.prod(leaf.shape[1:]), tuple(leaf.shape))
+
+
+def _own_part(like: Any, whole: torch.Tensor, name: str) -> torch.Tensor:
+    """Return what a chip holds of a whole tensor if its form is that of another one."""
+    if whole.shape != like.shape:
+        raise InputError(
+            f"the checkpoint is of another model: {name} has shape {tuple(whole.shape)} there and "
+            f"{tuple(like.shape)} in this job"
+        )
+    if not _is_dtensor(like):
+        return whole
+    first, n_rows = _own_rows(like)
+    return whole[first : first + n_rows].clone()  # so that not all of it stays in memory
+
+
+def _own_rows(tensor: Any) -> tuple[int, int]:
+    """Return the first row of a `DTensor` that this chip holds, and how many it holds."""
+    mesh = tensor.device_mesh
+    split = [
+        (axis, placement)
+        for axis, placement in enumerate(tensor.placements)
+        if not placement.is_replicate() and mesh.size(axis) > 1
+    ]
+    if not split:
+        return 0, tensor.shape[0] if tensor.ndim else 0
+    (axis, placement), *others = split
+    if others or not placement.is_shard(0) or type(placement).__name__ != "Shard":
+        raise InputError(
+            "a checkpoint of tiles needs tensors that are split along their first axis, but one is "
+            f"{tensor.placements}; save it with torch.distributed.checkpoint"
+        )
+    n_rows, n_parts = int(tensor.shape[0]), mesh.size(axis)
+    most = -(-n_rows // n_parts)
+    first = min(most * mesh.get_local_rank(axis), n_rows)
+    held = int(tensor._local_tensor.shape[0])
+    assert held == min(most, n_rows - first), f"{tensor.placements} is split in another way"
+    return first, held
 
 
 def _ranks_with_parts(tensor: Any) -> set[int]:

@@ -28,11 +28,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshmend.errors import InputError
 from meshmend.torch.tile_groups import tiles
+from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.sample_source import JobData
 from meshmend.train.data.samples import Indices, Order, Share, share_of
+from meshmend.train.state.checkpoint import Saving
+from meshmend.train.state.resume import Resume
 from meshmend.train.torch.elastic_group import ElasticGroup, SampleTerms, elastic_group, retrying
 from meshmend.train.torch.job import seed_torch
 from meshmend.train.torch.learner import Stateful
+from meshmend.train.torch.tile_checkpoints import TileCheckpoints
 
 TILE_AXES = ("replicate", "shard")
 BuildOn = Callable[[DeviceMesh], Sequence[Stateful]]
@@ -48,6 +52,8 @@ class TileJob:
     optimizer, and what else changes from step to step. The data set has `len()` and `[]`, or is a
     `DataLoader` around one. A step uses `batch` samples over all chips together. They are shared
     along the first two axes of the mesh; chips along a third one, such as "tensor", see the same.
+    `saving` writes checkpoints of the whole model, each part once. With `resume`, a folder of them
+    or "auto", the job begins with the newest one, whatever tiles it was written with.
     """
 
     def __init__(
@@ -62,6 +68,8 @@ class TileJob:
         policy: str = "constant",
         axes: Sequence[str] = TILE_AXES,
         collate: Callable[[list[Any]], Any] | None = None,
+        saving: Saving | None = None,
+        resume: Resume = None,
     ) -> None:
         if policy != "constant":
             raise InputError(
@@ -72,6 +80,7 @@ class TileJob:
         if data.n_samples is None:
             raise InputError("TileJob needs a data set with len() and [], but got a stream")
         self._make, self._tile, self._axes = build, tile, tuple(axes)
+        self._saving, self._resume = saving, resume
         self.steps, self.batch, self.seed = steps, data.batch_size(batch), seed
         self._order = Order(data.n_samples, seed)
         self._source = data.source(self._order)
@@ -107,7 +116,8 @@ class TileJob:
         if not dist.is_initialized():
             dist.init_process_group("meshmend")
         group = elastic_group()
-        group.count_samples(SampleTerms(self._order, self.batch, self.steps))
+        checkpoints = TileCheckpoints(self._saving, self._resume, worker_environment())
+        group.count_samples(SampleTerms(self._order, self.batch, self.steps), checkpoints)
         group.reconfigure((), self._build, self._tile)
         try:
             for _ in group.steps(self.steps):
@@ -139,7 +149,7 @@ class TileJob:
                 f"a job with tiles needs a sample for each chip, but got batch={self.batch} for "
                 f"{n_shares} chips; take a larger batch"
             )
-        place, position = at * mesh.size(1) + inside, self.step_number * self.batch
+        place, position = at * mesh.size(1) + inside, elastic_group().position(self.step_number)
         return share_of(position, self.batch, place, n_shares), n_shares, not any(others)
 
 

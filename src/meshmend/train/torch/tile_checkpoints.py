@@ -1,0 +1,102 @@
+"""Checkpoints of a job with tiles: each colour's part is written once.
+
+The files are those of every job (`train/state/checkpoint.py`): put together they are the state of
+the whole model. So a job with other tiles, larger or smaller ones, or with none, goes on from them,
+and they are exported as all others. A chip that reads one reads all of it, and keeps its part.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from meshmend.errors import ResumeError
+from meshmend.membership.generation import Generation
+from meshmend.topology.tiles import box_colour
+from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.state import checkpoint
+from meshmend.train.state.checkpoint import Saving
+from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
+from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume
+from meshmend.train.state.shards import Origin, State
+from meshmend.train.state.torch_state import TORCH
+
+
+class TileCheckpoints:
+    """One chip's part in the checkpoints of a job with tiles."""
+
+    def __init__(
+        self, saving: Saving | None, resume: Resume, environment: WorkerEnvironment
+    ) -> None:
+        self.resume = folder_to_resume(resume, saving)
+        self._environment = environment
+        self._owner = folder_owner(saving, self.resume, environment.run_id)
+        self._saving = StepSaving(
+            saving, TORCH, WriteFailures(environment), environment, self._owner
+        )
+
+    def save(
+        self,
+        state: Callable[[], State],
+        *,
+        step: int,
+        tile: tuple[int, ...],
+        generation: Generation,
+        mark: str,
+    ) -> None:
+        """Begin to write this chip's part, if a checkpoint is due and no twin is to write it.
+
+        Twins take turns: the first colour is written in the first tile, the next in the next.
+        `mark` is a text that all chips have in common after this step, and after no other.
+        """
+        chip = self._environment.chip
+        colour = box_colour(tile, chip)
+        twins = [each for each in generation.chips if box_colour(tile, each) == colour]
+        if twins[colour % len(twins)] != chip:
+            return
+        self._saving.save(
+            state,
+            step=step,
+            generation=generation.number,
+            shard=colour,
+            n_shards=len(generation.chips) // len(twins),
+            origin=lambda: Origin(
+                run=self._owner.run if self._owner else "",
+                term=generation.term,
+                generation=generation.number,
+                chip=chip,
+                digest=mark,
+            ),
+        )
+
+    def finish(self) -> None:
+        """Wait until what is being written is on disk."""
+        self._saving.finish()
+
+    def newest(self) -> int | None:
+        """Return the step of the newest complete checkpoint not known to be damaged, or None."""
+        return self._saving.newest()
+
+    def load(self, step: int) -> dict[str, Any]:
+        """Return the whole state of a step.
+
+        Raises:
+            CheckpointDamageError: it cannot be read.
+        """
+        return self._saving.load(step).state
+
+    def resumed(self, folder: Path) -> dict[str, Any]:
+        """Return the whole state that the job begins with.
+
+        Raises:
+            ResumeError: no checkpoint can be read.
+        """
+        damage: list[str] = []
+        loaded = checkpoint.load(
+            folder, TORCH, on_damage=lambda path, why: damage.append(f"{path.name}: {why}")
+        )
+        if loaded is None:
+            found = "; ".join(damage) or "it has none"
+            raise ResumeError(
+                f"resume needs a checkpoint in {folder} that can be read, but {found}"
+            )
+        return loaded.state
