@@ -12,7 +12,8 @@ from browsing import Browsed, browsed
 from meshmend.cli.main import run_line
 from meshmend.errors import InputError
 from meshmend.pages.explore.explorer_question import question_of
-from meshmend.pages.explore.kept_page import KeptPage, broken_meshes, kept_page
+from meshmend.pages.explore.kept_page import KeptPage, kept_page
+from meshmend.pages.explore.single_holes import broken_meshes
 from meshmend.planning.progress import no_progress
 from meshmend.topology.failures import format_shape
 from meshmend.topology.mesh import Mesh, format_wrap

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,30 @@ def test_the_schedule_plays_and_is_scrubbed_by_slice(page: Browsed) -> None:
     page.page.click("#play")
     page.page.select_option("#slice", "1")
     page.wait_until("document.querySelector('#time-words').textContent.length > 5")
+
+
+def test_play_runs_at_once_and_the_sentence_says_what_the_hole_costs(page: Browsed) -> None:
+    assert page.text("#headline").startswith("All 64\u00a0chips are alive")
+    page.page.fill("#fail", "2x2@2,2")
+    page.page.press("#fail", "Enter")
+    page.wait_until("document.querySelector('#headline').innerText.includes('Without meshmend')")
+    words = page.text("#headline").replace("\u00a0", " ")
+    assert re.match(r"4 chips died\. The sum of 10 MB takes [\d.]+ µs, [\d.]+ % longer", words)
+
+    page.page.click("#play")
+
+    page.wait_until("Number(document.querySelector('#time').value) > 2")
+    assert page.page.input_value("#show") == "schedule"
+
+
+def test_the_map_of_what_hurts_most_covers_every_chip_and_link(page: Browsed) -> None:
+    page.page.select_option("#machine", "Trn2 host")
+    page.wait_until("document.querySelector('#mesh').value === '4x4'")
+    page.page.select_option("#show", "heat")
+
+    # A torus whose chips are all alike: each costs the same, and so does each link.
+    page.wait_until("/longer|costs anything/.test(document.querySelector('#legend').textContent)")
+    page.wait_until("!document.querySelector('#legend').textContent.includes('so far')")
 
 
 def test_next_hops_of_a_chip_are_listed(page: Browsed) -> None:

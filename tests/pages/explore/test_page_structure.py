@@ -99,7 +99,8 @@ def picture_structure(page: Browsed, folder: Path) -> dict[str, Any]:
 def test_the_page_has_the_kept_structure(
     setting: str, address: str, chromium: Any, tmp_path: Path
 ) -> None:
-    with browsed(chromium, f"{address}#{QUESTION}", **SETTINGS[setting]) as page:
+    options = {**SETTINGS[setting], "reduced_motion": "reduce"}  # trees would still be growing
+    with browsed(chromium, f"{address}#{QUESTION}", **options) as page:
         page.wait_for("#answer[data-stage=searched]")
         page.wait_until("document.querySelectorAll('#curve polyline').length > 2")
         found = page.page.evaluate(STRUCTURE)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.pages.explore.explorer_question import ExplorerQuestion
+from meshmend.pages.explore.single_holes import broken_meshes, hole_of
 from meshmend.planning.comparison import compared, refusals
 from meshmend.planning.packed_trees import trees_of
 from meshmend.planning.plan import AUTO, Plan, plan, planned
@@ -31,6 +32,7 @@ from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 
 FIRST: Final = "first"
 SEARCHED: Final = "searched"
@@ -140,6 +142,30 @@ def usual_rows(question: ExplorerQuestion) -> list[Document]:
     asked = Question(part, target.payload_bytes, target.fabric)
     found = (price(asked, name) for name in (*BASELINES, "rank-ring"))
     return [_row(each) for each in found if each is not None]
+
+
+def heat_answers(question: ExplorerQuestion, progress: ProgressCallback) -> Iterator[Document]:
+    """Yield what the loss of each chip and each link alone would cost, by first answers.
+
+    Failures that mirrors and turns of the mesh map onto each other cost the same.
+    """
+    full = question.full_mesh
+    full_s = first_plan(replace(question, mesh=full)).time_s
+    known: dict[Mesh, float] = {}
+    for unit in ("chip", "link"):
+        for mesh in broken_meshes(full, unit):
+            like = stand_in(mesh).mesh
+            if like not in known:
+                known[like] = first_plan(replace(question, mesh=like)).time_s
+                progress(f"what the loss of a {unit} costs")
+            hole = hole_of(mesh)
+            yield {
+                "kind": "heat",
+                "unit": unit,
+                "hole": hole,
+                "time_s": known[like],
+                "full_s": full_s,
+            }
 
 
 def searched_answers(

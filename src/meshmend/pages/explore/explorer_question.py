@@ -20,6 +20,15 @@ from meshmend.topology.text import mesh_words, parse_mesh
 
 PAGE: Final = Path(__file__).parent / "page"  # its files
 MOST_CHIPS: Final = 4096  # of a picture: 16x16x16
+# Machines to begin with; their figures are those of the fabrics, see `meshmend fabrics`.
+_MACHINES: Final = (
+    {"name": "TPU v4 cube", "mesh": "4x4x4", "wrap": "all", "fabric": "tpu-v4"},
+    {"name": "TPU v5e pod", "mesh": "16x16", "wrap": "all", "fabric": "tpu-v5e"},
+    {"name": "Galaxy", "mesh": "8x4", "wrap": "all", "fabric": "wormhole-galaxy"},
+    {"name": "Trn2 host", "mesh": "4x4", "wrap": "all", "fabric": "trainium2"},
+    {"name": "Dojo tile", "mesh": "5x5", "wrap": "none", "fabric": "dojo"},
+    {"name": "ring of 8", "mesh": "8", "wrap": "all", "fabric": "reference"},
+)
 CHOICES: Final = (AUTO, *ALGORITHM_NAMES)
 
 
@@ -92,6 +101,7 @@ def page_start(
         "algorithms": list(CHOICES),
         "fabrics": {name: str(preset) for name, preset in FABRICS.items()},
         "regions": {name: list(shape) for name, shape in REGION_SHAPES.items()},
+        "machines": list(_MACHINES),
         "most_chips": MOST_CHIPS,
         "live": is_live,
         "allow_faults": may_inject,

@@ -31,15 +31,12 @@ from meshmend.pages.explore.explorer_answers import (
 )
 from meshmend.pages.explore.explorer_question import PAGE, ExplorerQuestion, page_start
 from meshmend.pages.explore.planner_tasks import N_FRAMES, timeline_of
+from meshmend.pages.explore.single_holes import UNITS, Hole, broken_meshes, hole_of
 from meshmend.planning.progress import ProgressCallback
-from meshmend.topology.failures import REGION_SHAPES, Link, region
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
 from meshmend.units import format_bytes
 
-Hole = str  # the numbers of the failed chips, then the ends of failed links: "17,18|3-4"
-
-UNITS: Final = (*REGION_SHAPES, "chip", "link")  # what a click fails
 _FRAMES_KEPT: Final = 2  # one frame of so many, and a sixteenth of the shades: a tenth of the bytes
 _SHADE: Final = 17
 _PLANS_SHARE: Final = 0.7  # of the time that a page takes; the others are schedules
@@ -104,30 +101,6 @@ def kept_page(
         progress("schedules to play", part)
         draft.add_timeline(kept)
     return draft.page()
-
-
-def broken_meshes(full: Mesh, unit: str) -> Iterator[Mesh]:
-    """Yield a mesh for each chip, link, board or host that a click on the page fails."""
-    if unit == "link":
-        for one, other in full.links.tolist():
-            yield full.without(Link.between(full.live[one], full.live[other]))
-        return
-    if unit != "chip" and len(full.shape) < 2:
-        return
-    seen = set()
-    for chip in full.live:
-        hit = {chip} if unit == "chip" else {*region(unit, chip).chips()} & {*full.live}
-        if min(hit) not in seen and len(hit) < full.n_chips:
-            seen.add(min(hit))
-            yield replace(full, failed=frozenset(hit))
-
-
-def hole_of(mesh: Mesh) -> Hole:
-    """Return what failed, as a text by which the page finds the plan."""
-    number = {chip: place for place, chip in enumerate(np.ndindex(mesh.shape))}
-    chips = sorted(number[chip] for chip in mesh.failed)
-    links = sorted((number[link.first], number[link.second]) for link in mesh.failed_links)
-    return f"{','.join(map(str, chips))}|{','.join(f'{one}-{other}' for one, other in links)}"
 
 
 def _no_part(progress: ProgressCallback) -> ProgressCallback:

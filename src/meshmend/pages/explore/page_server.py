@@ -34,6 +34,7 @@ _ASKED: Final = {
     "first": "first",
     "usual": "first",
     "search": "search",
+    "heat": "search",
     "timeline": "first",
     "next-hops": "first",
     "plan-file": "first",

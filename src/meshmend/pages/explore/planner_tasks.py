@@ -17,6 +17,7 @@ from meshmend.pages.explore.explorer_answers import (
     PricedPlan,
     first_answers,
     first_plan,
+    heat_answers,
     searched_answers,
     searched_plan,
     usual_rows,
@@ -60,6 +61,10 @@ def _first(task: PlannerTask, progress: ProgressCallback) -> Answers:
 
 def _usual(task: PlannerTask, progress: ProgressCallback) -> Answers:
     yield from usual_rows(question_of(task.question))
+
+
+def _heat(task: PlannerTask, progress: ProgressCallback) -> Answers:
+    return heat_answers(question_of(task.question), progress)
 
 
 def _search(task: PlannerTask, progress: ProgressCallback) -> Answers:
@@ -110,6 +115,7 @@ TASKS: Final[Mapping[str, Doer]] = {
     "warm up": _warm_up,
     "first": _first,
     "usual": _usual,
+    "heat": _heat,
     "search": _search,
     "timeline": _timeline,
     "next-hops": _next_hops,

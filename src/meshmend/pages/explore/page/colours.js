@@ -17,7 +17,6 @@ const DARK = {
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 
 export const SHADES = 24;
-export const MOST_LOAD = 2; // times the payload: the darkest shade, for all algorithms
 
 export function theme() { return darkness.matches ? DARK : LIGHT; }
 
@@ -25,10 +24,7 @@ export function onThemeChange(callback) { darkness.addEventListener("change", ca
 
 export function series(index) { return theme().series[index % theme().series.length]; }
 
-// Loads differ by a factor of ten between algorithms, so shades go by the square root.
-export function shadeOfLoad(load) {
-  return Math.round(Math.sqrt(Math.min(1, load / MOST_LOAD)) * (SHADES - 1));
-}
+export function shadeOf(part) { return Math.round(Math.min(1, Math.max(0, part)) * (SHADES - 1)); }
 
 export function heat(shade) {
   const stops = theme().heat, at = shade / (SHADES - 1) * (stops.length - 1);

@@ -1,7 +1,7 @@
 // What the colours of the picture mean.
 
 import { byId, element } from "./words.js";
-import { MOST_LOAD, SHADES, heat, series, shadeOfLoad, theme } from "./colours.js";
+import { SHADES, heat, series, theme } from "./colours.js";
 import { portWords } from "./panels.js";
 
 function key(colour, words) {
@@ -9,6 +9,8 @@ function key(colour, words) {
   swatch.style.background = colour;
   return element("span", { class: "key" }, swatch, words);
 }
+
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
 function scale(from, to, words) {
   const bar = element("span", { class: "scale", "aria-hidden": "true" });
@@ -20,18 +22,20 @@ function scale(from, to, words) {
   return element("span", { class: "key" }, from, bar, to, ` ${words}`);
 }
 
-export function showLegend(model, show, flow, part, tableOfChip) {
+export function showLegend(model, show, flow, part, tableOfChip, costs) {
   const keys = [];
   if (show === "load" && model.plan) {
-    keys.push(scale("0", `${MOST_LOAD} and more`,
-      `× the payload, each way; one scale for all algorithms (${shadeOfLoad(0.5) > 0 ? "half way: " : ""}`
-      + `${(MOST_LOAD / 4).toFixed(1)})`));
-  } else if (show === "schedule") keys.push(scale("idle", "busy", "part of the frame"));
+    keys.push(scale("idle", `${model.plan.max_load.toFixed(2)}×`, "the payload goes over this link, each way"));
+  } else if (show === "heat") {
+    if (costs.most > 0 || !costs.isPartial) keys.push(costs.most > 0 ? scale("nothing", `${percent(costs.most)} longer`, "if this chip or link fails alone")
+      : element("span", { class: "key" }, "no single chip or link costs anything"));
+    if (costs.isPartial) keys.push(element("span", { class: "key" }, `${costs.count} computed so far …`));
+  } else if (show === "schedule") keys.push(scale("idle", "busy", "part of this moment"));
   else if (show === "flows" && flow) {
     const many = flow.parts.length;
     if (part < 0) keys.push(element("span", { class: "key" }, `${many} ${flow.kind}${many === 1 ? "" : "s"}, `
-      + "a colour each; colours repeat after eight"));
-    else keys.push(key(series(part), `${flow.kind} ${part} of ${many}`));
+      + "a colour each; gradients are summed along the arrows, sums go back the same ways"));
+    else keys.push(key(series(part), `${flow.kind} ${part} of ${many}: gradients are summed along the arrows, sums go back the same way`));
   } else if (show === "hops" && tableOfChip) {
     const used = [...new Set(tableOfChip.ports.filter((port) => port >= 0))].sort((a, b) => a - b);
     used.forEach((port) => keys.push(key(series(port), portWords(port, model.geometry.shape.length))));

@@ -1,22 +1,26 @@
 // The explorer: joins question, picture and answers.
 
 import { ask, askOnce, getJson } from "./asker.js";
-import { onThemeChange, series, theme } from "./colours.js";
+import { heat, onThemeChange, series, shadeOf, theme } from "./colours.js";
 import { Geometry, failureWords, parseFailures, parseShape, parseWrap } from "./geometry.js";
 import { showLegend } from "./legend.js";
 import { Job } from "./live.js";
-import { hopRows, showCurve, showFigures, showHops, showTable } from "./panels.js";
+import { headline, hopRows, showCurve, showFigures, showHops, showTable } from "./panels.js";
 import { Player } from "./player.js";
-import { cursorScene, flowScene, frameScene, linkScene, loadScene, meshScene, svgText }
+import { cursorScene, flowScene, frameScene, grown, heatScene, linkScene, loadScene, meshScene, svgText }
   from "./scene.js";
 import { State } from "./state.js";
 import { View } from "./view.js";
 import { byId, csv, download, element, timeWords } from "./words.js";
 
 const SEARCH_AFTER_MS = 300;
+const GROW_MS = 900; // how long trees take to grow after a click
+const MOST_GROWN = 3; // of them, because more hide each other
+const stillness = matchMedia("(prefers-reduced-motion: reduce)");
 let start, state, model, view, player, job;
 let hole = null, rows = [], curves = [], hops = null, cursor = -1, asking = null, number = 0;
-let scene = [], drawnStates = "";
+let scene = [], drawnStates = "", isSearching = false, isGrowing = false;
+let costs = null, costsOf = "", askingCosts = null;
 
 async function main() {
   start = await getJson("start");
@@ -25,7 +29,7 @@ async function main() {
   state.read(location.hash);
   fillChoices();
   view = new View(byId("canvas"), click, hover);
-  player = new Player(() => drawSchedule(), () => loadTimeline());
+  player = new Player(() => drawSchedule(), () => loadTimeline(), () => showView("schedule"));
   listen();
   if (start.live) beginLive();
   if (start.kept) beginKept();
@@ -38,7 +42,7 @@ async function main() {
 }
 
 function beginLive() {
-  for (const name of ["mesh", "wrap", "fail", "undo", "redo", "repair"]) byId(name).disabled = true;
+  for (const name of ["mesh", "wrap", "fail", "undo", "redo", "repair", "machine"]) byId(name).disabled = true;
   for (const each of document.querySelectorAll("input[name=tool]")) {
     if (start.allow_faults ? each.value === "host" : each.value !== "look") each.parentElement.hidden = true;
     each.checked = each.value === "look";
@@ -51,7 +55,13 @@ function beginLive() {
 // A page in a file has plans for one question, and for one hole at a time.
 function beginKept() {
   const { units } = start.kept;
-  for (const name of ["mesh", "wrap", "payload", "fabric", "algorithm", "fail"]) byId(name).disabled = true;
+  for (const name of ["mesh", "wrap", "payload", "fabric", "algorithm", "fail", "machine"]) {
+    byId(name).disabled = true;
+    byId(name).parentElement.hidden = true;
+  }
+  const { mesh, wrap, payload, fabric } = start.question;
+  document.querySelector("h1").textContent = `meshmend on ${mesh}${wrap === "none" ? "" : `, wrap ${wrap}`}: `
+    + `${payload} over ${fabric}`;
   for (const each of document.querySelectorAll("input[name=tool]")) {
     each.parentElement.hidden = !units[each.value];
     each.checked = each.value === Object.keys(units).find((unit) => units[unit]);
@@ -85,6 +95,7 @@ function liveStateOf(chip) {
 function fillChoices() {
   byId("fabric").replaceChildren(...Object.entries(start.fabrics).map(([name, words]) =>
     element("option", { value: name, title: words }, name)));
+  byId("machine").append(...start.machines.map(({ name }) => element("option", { value: name }, name)));
   byId("algorithm").replaceChildren(...start.algorithms.map((name) =>
     element("option", { value: name }, name)));
 }
@@ -104,6 +115,8 @@ function apply() {
   byId("show").value = state.view.show;
   byId("undo").disabled = !state.past.length;
   byId("redo").disabled = !state.future.length;
+  byId("machine").value = start.machines.find((each) => ["mesh", "wrap", "fabric"]
+    .every((name) => each[name] === question[name]))?.name ?? "";
   history.replaceState(null, "", state.fragment());
   try {
     const shape = parseShape(question.mesh), geometry = new Geometry(shape, parseWrap(question.wrap, shape.length));
@@ -126,6 +139,7 @@ function apply() {
   fillLayers();
   askAll(); // before the picture, which is painted while the planner plans
   draw();
+  if (state.view.show === "heat") loadCosts();
 }
 
 function fillLayers() {
@@ -155,6 +169,8 @@ async function askAll() {
   showCurve(curves);
   if (start.kept) byId("payloads").hidden = true; // until the file turns out to have it
   setStatus("Planning …");
+  isSearching = !start.live && !start.kept;
+  say();
   byId("search-words").textContent = "";
   const take = (answer) => takeAnswer(answer, begun);
   try {
@@ -164,6 +180,8 @@ async function askAll() {
     await new Promise((resolve) => setTimeout(resolve, SEARCH_AFTER_MS));
     if (signal.aborted || start.live) return; // a search would take time from the job's workers
     for await (const answer of ask("search", question, signal)) take(answer);
+    isSearching = false;
+    say();
     byId("search-words").textContent = "";
   } catch (error) {
     if (signal.aborted) return;
@@ -171,12 +189,26 @@ async function askAll() {
   }
 }
 
+// The plan stands among the others, also before the search has priced it.
+function fillTable() {
+  const { plan } = model;
+  if (!plan) return;
+  const own = { name: plan.algorithm, time_s: plan.time_s, slices: plan.slices, chips: plan.ranks, detail: "the plan that is shown" };
+  showTable(rows.some((row) => row.name === own.name) || !rows.length ? rows : [own, ...rows], plan.limit_s);
+}
+
+function say() {
+  byId("headline").textContent = headline(model, model.plan, hole, rows, state.question,
+    isSearching && model.plan?.stage === "first");
+}
+
 function takeAnswer(answer, begun) {
   if (answer.kind === "plan") takePlan(answer, begun);
-  else if (answer.kind === "hole") { hole = answer; showFigures(model.plan, hole, start.live, !!start.kept); }
+  else if (answer.kind === "hole") { hole = answer; say(); showFigures(model.plan, hole, start.live, !!start.kept); }
   else if (answer.kind === "row") {
     rows = [...rows.filter((row) => row.name !== answer.name), answer];
-    if (model.plan) showTable(rows, model.plan.limit_s);
+    fillTable();
+    say();
   } else if (answer.kind === "curve") { curves = [...curves, answer]; byId("payloads").hidden = start.live; showCurve(curves); }
   else if (answer.kind === "refused") setProblem(`${answer.algorithm} does not support this mesh: ${answer.why}`);
   else if (answer.kind === "error") { setProblem(answer.why); setStatus("No answer."); }
@@ -189,7 +221,6 @@ function takeAnswer(answer, begun) {
 function takePlan(plan, begun) {
   model.plan = plan;
   model.stranded = new Set(plan.stranded.map((chip) => model.geometry.chipAt(chip)));
-  if (plan.stage === "searched" && hole?.stage === "first") hole = { ...hole, time_s: plan.time_s };
   showFigures(plan, hole, start.live, !!start.kept);
   const ratio = plan.limit_s ? ` (${(plan.time_s / plan.limit_s).toFixed(2)}× the limit)` : "";
   performance.measure(`${plan.stage} answer`, { start: begun });
@@ -197,9 +228,32 @@ function takePlan(plan, begun) {
   const how = start.kept ? "" : `${plan.stage === "first" ? "First answer" : "Searched"} after ${took} s: `;
   setStatus(`${how}${plan.algorithm} takes ${timeWords(plan.time_s)}${ratio}.`);
   fillFlows();
+  fillTable();
   player.clear();
+  isGrowing = false;
   draw();
+  say();
   if (state.view.show === "schedule") loadTimeline();
+  else if (plan.stage === "first" || start.kept) grow();
+}
+
+// Lets the trees of a new plan grow over the mesh, then shows what was asked for.
+function grow() {
+  const plan = model.plan, flow = chosenFlow(), { geometry } = model;
+  if (stillness.matches || job || !flow || geometry.nChips > 1100 || !["load", "flows"].includes(state.view.show)) return;
+  const shown = state.view.show === "flows" && Number(byId("part").value) >= 0 ? Number(byId("part").value) + 1 : MOST_GROWN;
+  const ways = grown(flow, geometry, shown), begun = performance.now();
+  const only = state.view.show === "flows" && shown !== MOST_GROWN ? shown - 1 : -1;
+  isGrowing = true;
+  draw();
+  const step = (now) => {
+    const share = (now - begun) / GROW_MS;
+    if (model.plan !== plan || !isGrowing) return; // another plan, or another picture
+    if (share >= 1.4) { isGrowing = false; draw(); return; }
+    view.showOverlay([...flowScene(model, ways(Math.max(0, Math.min(1, share))), only), ...cursorScene(geometry, cursor)]);
+    requestAnimationFrame(step);
+  };
+  requestAnimationFrame(step);
 }
 
 function fillFlows() {
@@ -227,7 +281,8 @@ function draw() {
   if (!model) return;
   const { show } = state.view, { geometry, plan } = model, part = Number(byId("part").value || -1);
   byId("phase-label").hidden = byId("part-label").hidden = show !== "flows";
-  byId("player").hidden = show !== "schedule";
+  byId("time-label").hidden = byId("slice-label").hidden = byId("time-words").hidden = show !== "schedule";
+  byId("player").hidden = !plan;
   model.fillOf = show === "hops" && hops
     ? (chip) => (hops.ports[chip] >= 0 ? series(hops.ports[chip]) : null) : null;
   if (job) {
@@ -236,15 +291,20 @@ function draw() {
     const fills = { behind: theme().forming, waiting: theme().waiting };
     if (!model.fillOf) model.fillOf = (chip) => fills[liveStateOf(chip)] ?? null;
   }
+  if (show === "heat" && costs) model.fillOf = (chip) => {
+    const shade = costs.shade(costs.chips.get(chip));
+    return shade < 0 ? null : heat(shade);
+  };
   showHops(show === "hops" ? hops : null, geometry);
   scene = meshScene(model);
-  if (show === "load" && plan) scene = [...loadScene(model), ...scene];
+  if (show === "load" && plan && !isGrowing) scene = [...loadScene(model), ...scene];
   else if (show === "flows" && chosenFlow())
     scene = [...linkScene(model), ...scene, ...flowScene(model, chosenFlow(), part)];
+  else if (show === "heat" && costs) scene = [...linkScene(model), ...heatScene(model, costs), ...scene];
   else scene = [...linkScene(model), ...scene];
   view.show(scene, [geometry.width, geometry.height]);
   if (show === "schedule") drawSchedule(); else drawCursor();
-  showLegend(model, show, chosenFlow(), part, hops);
+  showLegend(model, show, chosenFlow(), part, hops, costs ?? new Costs());
   byId("canvas").setAttribute("aria-label", `Mesh ${state.question.mesh}, `
     + `${model.failed.chips.size} chips and ${model.failed.links.size} links failed`);
 }
@@ -256,6 +316,65 @@ function drawSchedule() {
 }
 
 function drawCursor() { view.showOverlay(cursorScene(model.geometry, cursor)); }
+
+// What each chip and each link costs if it fails alone; `shade` of one that is not known is -1.
+class Costs {
+  chips = new Map();
+  links = new Map();
+  most = 0;
+  count = 0;
+  isPartial = false;
+
+  add(hole, time, full) {
+    const [chip, link] = hole.split("|"), cost = Math.max(0, time / full - 1);
+    if (link) this.links.set(link, cost); else this.chips.set(Number(chip), cost);
+    this.most = Math.max(this.most, cost);
+    this.count++;
+  }
+
+  shade(cost) { return cost === undefined ? -1 : shadeOf(this.most ? cost / this.most : 0); }
+}
+
+// The costs of a mesh come from the file, or one by one from the server.
+async function loadCosts() {
+  const { mesh, wrap, payload, fabric, algorithm } = state.question;
+  const key = [mesh, wrap, payload, fabric, algorithm].join(" ");
+  if (costsOf === key) { draw(); return; }
+  askingCosts?.abort();
+  const { signal } = askingCosts = new AbortController(), found = costs = new Costs();
+  costsOf = key;
+  if (start.kept) {
+    for (const unit of ["chip", "link"])
+      (start.kept.heat[unit] ?? []).forEach(([hole, time]) => found.add(hole, time, start.kept.full_s));
+    draw();
+    return;
+  }
+  found.isPartial = true;
+  let drawn = 0;
+  try {
+    for await (const answer of ask("heat", state.question, signal)) {
+      if (answer.kind !== "heat") continue;
+      found.add(answer.hole, answer.time_s, answer.full_s);
+      if (state.view.show === "heat" && performance.now() - drawn > 300) { drawn = performance.now(); draw(); }
+    }
+    found.isPartial = false;
+  } catch (error) {
+    if (costs === found) costsOf = "";
+    if (!signal.aborted) setProblem(error.message);
+  }
+  if (state.view.show === "heat" && costs === found) draw();
+}
+
+function showView(show) {
+  isGrowing = false;
+  if (show !== "schedule") player.stop();
+  state.view.show = byId("show").value = show;
+  history.replaceState(null, "", state.fragment());
+  draw();
+  if (show === "schedule") loadTimeline();
+  if (show === "hops") loadHops();
+  if (show === "heat") loadCosts();
+}
 
 async function loadTimeline() {
   if (!model?.plan) return;
@@ -408,12 +527,12 @@ function listen() {
     setStatus(start.kept ? "The address restores this hole; it is copied."
       : "The address restores this question while the explorer runs; it is copied.");
   });
-  byId("show").addEventListener("change", () => {
-    state.view.show = byId("show").value;
-    history.replaceState(null, "", state.fragment());
-    draw();
-    if (state.view.show === "schedule") loadTimeline();
-    if (state.view.show === "hops") loadHops();
+  byId("show").addEventListener("change", () => showView(byId("show").value));
+  byId("machine").addEventListener("change", () => {
+    const machine = start.machines.find(({ name }) => name === byId("machine").value);
+    if (!machine) return;
+    const { mesh, wrap, fabric } = machine;
+    if (state.change({ mesh, wrap, fabric, fail: [] })) apply();
   });
   byId("layer").addEventListener("change", showLayer);
   byId("phase").addEventListener("change", () => { fillParts(); draw(); });

@@ -15,7 +15,9 @@ export function showFigures(plan, hole, isLive, isLast) {
       plan.stranded.length ? `${plan.stranded.length} cut off` : "all live ones"),
     figure("busiest link", `${plan.max_load.toFixed(3)}×`, "the payload, each way"),
   ];
-  if (hole) {
+  if (hole && hole.stage !== plan.stage) cards.splice(2, 0, figure("the hole costs", "…",
+    "still searched for: the mesh without it"));
+  else if (hole) {
     const lost = `${hole.lost_chips} chip${hole.lost_chips === 1 ? "" : "s"} lost`;
     cards.splice(2, 0, figure("the hole costs", hole.words,
       [`${timeWords(hole.full_s)} without it`, lost, hole.reason].filter(Boolean).join("; ")));
@@ -35,7 +37,27 @@ export function showFigures(plan, hole, isLive, isLast) {
     .filter(Boolean).join(". ");
 }
 
-// Rows are fastest first; those that do not support the mesh come last, with their reason.
+// A number and its unit stay on one line.
+function joined(words) { return words.replaceAll(/(\d) (\S)/g, "$1\u00a0$2"); }
+
+// What a hole costs, in words for a room: see the figures for the rest.
+export function headline(model, plan, hole, rows, question, isSearching) {
+  const { chips, links } = model.failed, count = (n, what) => (n ? [`${n} ${what}${n === 1 ? "" : "s"}`] : []);
+  const died = [...count(chips.size, "chip"), ...count(links.size, "link")].join(" and ");
+  const payload = question.payload.replace(/(\d)([A-Za-z])/, "$1 $2");
+  if (!plan) return died ? `${died} died. Planning …` : "Planning …";
+  const takes = `the sum of ${payload} takes ${timeWords(plan.time_s)}`;
+  if (!died) return joined(`All ${plan.ranks} chips are alive, and ${takes}. Click one dead.`);
+  const isKnown = hole && hole.stage === plan.stage, share = isKnown ? hole.time_s / hole.full_s - 1 : 0;
+  const more = !isKnown ? "" : share < 0.0005 ? ", no longer than before" : `, ${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % longer`;
+  const known = rows.filter((row) => ["rank-ring", "drop-lines", "sub-mesh"].includes(row.name) && row.time_s);
+  const least = known.sort((one, other) => one.time_s - other.time_s)[0];
+  const without = least ? ` Without meshmend: ${timeWords(least.time_s)}${least.chips < plan.ranks
+    ? ` on ${least.chips} chips` : ""}.` : "";
+  return joined(`${died} died. T${takes.slice(1)}${more}${isSearching ? "; still searching" : ""}.${without}`);
+}
+
+// Rows are fastest first; those that do not support the mesh are folded away, with their reasons.
 export function showTable(rows, limitS) {
   const priced = rows.filter((row) => row.time_s !== undefined)
     .sort((one, other) => one.time_s - other.time_s);
@@ -45,9 +67,12 @@ export function showTable(rows, limitS) {
     ...priced.map((row, place) => element("tr", place === 0 ? { class: "best" } : {},
       element("td", {}, row.name), element("td", {}, timeWords(row.time_s)),
       element("td", {}, limitS ? `${(row.time_s / limitS).toFixed(3)}×` : "–"), element("td", {}, `${row.slices}`),
-      element("td", {}, `${row.chips}`), element("td", { class: "left" }, row.detail))),
-    ...refused.map((row) => element("tr", {}, element("td", {}, row.name),
-      element("td", { class: "why", colspan: "5" }, row.why))));
+      element("td", {}, `${row.chips}`), element("td", { class: "left" }, row.detail))));
+  byId("refused").hidden = !refused.length;
+  byId("refused").firstElementChild.textContent = refused.length === 1 ? "One does not support this mesh"
+    : `${refused.length} do not support this mesh`;
+  byId("refused").lastElementChild.replaceChildren(...refused.flatMap((row) =>
+    [element("dt", {}, row.name), element("dd", {}, row.why)]));
 }
 
 function mark(name, attributes, text) {

@@ -5,11 +5,16 @@ import { byId, element, timeWords } from "./words.js";
 const PLAY_MS = 8000;
 
 export class Player {
-  constructor(onFrame, onSlice) {
+  constructor(onFrame, onSlice, onPlay) {
     this.timeline = null;
     this.isPlaying = false;
     this.onFrame = onFrame;
-    byId("play").addEventListener("click", () => this.toggle());
+    this.isWanted = false; // to play as soon as there is something to play
+    byId("play").addEventListener("click", () => {
+      if (this.timeline || this.isPlaying) { this.toggle(); return; }
+      this.isWanted = true;
+      onPlay();
+    });
     byId("time").addEventListener("input", () => { this.stop(); this.show(Number(byId("time").value)); });
     byId("slice").addEventListener("change", () => onSlice(this.slice()));
   }
@@ -27,9 +32,10 @@ export class Player {
           element("option", { value: `${slice}` }, `${slice}`)));
     }
     this.show(Math.min(Number(byId("time").value), answer.frames - 1));
+    if (this.isWanted) { this.isWanted = false; this.play(); }
   }
 
-  clear() { this.stop(); this.timeline = null; byId("slice").replaceChildren(); }
+  clear() { this.stop(); this.timeline = null; byId("time").value = "0"; byId("slice").replaceChildren(); }
 
   toggle() { if (this.isPlaying) this.stop(); else this.play(); }
 

@@ -1,8 +1,8 @@
 // What a picture consists of: paths and texts in the coordinates of the mesh.
 // The canvas and the SVG file are painted from the same list, so they show the same.
 
-import { PITCH } from "./geometry.js";
-import { SHADES, heat, series, shadeOfLoad, theme } from "./colours.js";
+import { PITCH, linkKey } from "./geometry.js";
+import { SHADES, heat, series, shadeOf, theme } from "./colours.js";
 
 const SIDE = 11; // of a chip
 const n = (value) => Math.round(value * 100) / 100;
@@ -101,8 +101,8 @@ export function shadedScene(model, shadeOf, width = 2.2) {
 }
 
 export function loadScene(model) {
-  const { loads } = model.plan;
-  return shadedScene(model, (channel) => shadeOfLoad(loads[channel] ?? 0));
+  const { loads, max_load: most } = model.plan;
+  return shadedScene(model, (channel) => shadeOf((loads[channel] ?? 0) / (most || 1)));
 }
 
 export function frameScene(model, busy, frame, nChannels) {
@@ -132,6 +132,36 @@ export function flowScene(model, flow, part) {
     return [{ d, stroke: series(index), width: chosen.length > 8 ? 0.9 : 1.6 },
       { d: heads, fill: series(index) }];
   });
+}
+
+// What the loss of each link costs, as shades of both its directions.
+export function heatScene(model, costs) {
+  const { geometry } = model;
+  return shadedScene(model, (channel) => {
+    const chip = Math.floor(channel / geometry.nPorts), there = geometry.neighbour(chip, channel % geometry.nPorts);
+    return costs.shade(costs.links.get(linkKey(chip, there)));
+  }, 3);
+}
+
+// The first part of the ways of a flow: trees grow from their roots, rings go around.
+export function grown(flow, geometry, part) {
+  const order = (channels) => {
+    const from = new Map(channels.map((channel) => [Math.floor(channel / geometry.nPorts), channel]));
+    const depths = new Map();
+    const depth = (chip) => {
+      if (!from.has(chip) || flow.kind !== "tree") return 0;
+      if (!depths.has(chip)) {
+        depths.set(chip, 0);
+        const channel = from.get(chip);
+        depths.set(chip, 1 + depth(geometry.neighbour(chip, channel % geometry.nPorts)));
+      }
+      return depths.get(chip);
+    };
+    return [...channels].sort((one, other) => depth(Math.floor(one / geometry.nPorts))
+      - depth(Math.floor(other / geometry.nPorts)));
+  };
+  const ordered = flow.parts.slice(0, part).map(order);
+  return (share) => ({ ...flow, parts: ordered.map((channels) => channels.slice(0, Math.ceil(share * channels.length))) });
 }
 
 export function cursorScene(geometry, chip) {

@@ -1,7 +1,7 @@
 // The question that the page asks, its history, and the address that restores it.
 
 const TEXTS = ["mesh", "wrap", "payload", "fabric", "algorithm"];
-const SHOWN = ["load", "flows", "schedule", "hops"];
+const SHOWN = ["load", "flows", "schedule", "heat", "hops"];
 
 export class State {
   constructor(question) {
