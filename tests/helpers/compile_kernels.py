@@ -11,7 +11,7 @@ from meshmend.forecast.compile_engine import compile_engine
 from meshmend.planning.compile_once import compile_once
 from meshmend.planning.lockstep_plan import lockstep_plan
 from meshmend.schedule.contributions import check_contributions
-from meshmend.schedule.table import Collective
+from meshmend.schedule.table import SUMS
 from meshmend.simulator.packing_number import exact_packing_number
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
@@ -29,7 +29,7 @@ def compile_schedules() -> None:
     plan(_SLIT, "two-roots")
     check_contributions(plan(_TORUS, "exchange").schedule, exact=False)
     disjoint_forest(mesh_figures(_HOLE), 4, 0)
-    for collective in Collective:
+    for collective in SUMS:
         trees = plan(_HOLE, "trees", collective=collective)
         trees.predicted()
         trees.limit()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from meshmend.schedule.table import Collective, Schedule, even_cuts, index_dtype
+from meshmend.schedule.table import SUMS, Collective, Schedule, even_cuts, index_dtype
 from meshmend.topology.failures import Block, Link, SlowLink
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
@@ -118,6 +118,6 @@ def tables(draw: st.DrawFn, *, max_rows: int = 30) -> Schedule:
         [(src, dst, lo, hi, op) for (src, dst), (lo, hi), op in drawn],
         n_ranks=n_ranks,
         n_chunks=n_chunks,
-        collective=draw(st.sampled_from(list(Collective))),
+        collective=draw(st.sampled_from(list(SUMS))),
         owners=owners,
     )

@@ -167,8 +167,3 @@ def is_wrong(schedule: Schedule) -> bool:
 def test_meshes_without_an_exchange_are_refused(mesh: Mesh, n_scattered: int, words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):
         exchange(mesh, n_scattered)
-
-
-def test_other_collectives_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="exchange is an allreduce, but got the collective"):
-        exchange_nd(Mesh((4,), (True,)), Collective.ALL_GATHER, n_scattered=0)

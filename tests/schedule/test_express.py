@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshmend.errors import UnsupportedError
 from meshmend.planning.comparison import compared
 from meshmend.planning.exchange_prices import least_express_s
 from meshmend.planning.pricing import names_to_try, price
@@ -74,12 +73,6 @@ def test_every_second_rank_of_a_line_hands_its_sum_to_the_next() -> None:
     assert packing.roots.tolist() == [4]
     assert straight_to(mesh, packing)[0].tolist() == [4, 4, 4, 4, -1, 4, 4, 4, 4]
     assert straight_to(mesh, packing, in_pairs=True)[0].tolist() == [4, 2, 4, 4, -1, 4, 4, 6, 4]
-
-
-@pytest.mark.parametrize("collective", [c for c in Collective if c is not Collective.ALLREDUCE])
-def test_it_refuses_other_collectives(collective: Collective) -> None:
-    with pytest.raises(UnsupportedError, match="express is an allreduce, but got the collective"):
-        express(Mesh((4, 4)), collective)
 
 
 @settings(max_examples=25, deadline=None)

@@ -48,7 +48,9 @@ def cases(mesh: tuple[str, str, str]) -> Iterator[str]:
     """Yield the names of the cases of a mesh: its text, the algorithm, collective or payload."""
     if mesh in MESHES:
         for name in ALGORITHMS:
-            yield from ("|".join((*mesh, name, collective)) for collective in Collective)
+            yield from (
+                "|".join((*mesh, name, collective)) for collective in ALGORITHMS[name].collectives
+            )
         yield from ("|".join((*mesh, "spanning", kind)) for kind in ("broadcast", "sum", "spread"))
     if mesh in CHOSEN:
         yield from ("|".join((*mesh, "auto", f"{payload:g}")) for payload in PAYLOADS)

@@ -11,7 +11,7 @@ from counting import Counts, obvious_counts, start_counts
 from meshmend.schedule import hazards as hazards_module
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import MANY, NONE, Hazards, hazards_of
-from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule
+from meshmend.schedule.table import COPY, REDUCE, SUMS, Collective, Schedule
 from meshmend.topology.mesh import Mesh
 from strategies import Row, rows_of, schedule_from, tables
 
@@ -26,7 +26,7 @@ BUILT = [
         ("two-d", Mesh((3, 3))),
         ("row-pair", FULL),
     )
-    for collective in Collective
+    for collective in SUMS
 ]
 
 

@@ -13,13 +13,13 @@ from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import channel_loads, placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.rings_nd import rings_nd
-from meshmend.schedule.table import Collective
+from meshmend.schedule.table import SUMS, Collective
 from meshmend.simulator.packing_number import packing_number
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from strategies import connected_meshes
 
-COLLECTIVES = list(Collective)
+COLLECTIVES = list(SUMS)
 TORI = ["4x4", "6x4", "5x5", "3x4x5", "4x4x4", "4x3x4x3", "8"]
 
 

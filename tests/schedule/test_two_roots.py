@@ -92,12 +92,6 @@ def test_tori_lines_and_meshes_of_three_axes_are_refused(mesh: Mesh) -> None:
         allreduce(mesh)
 
 
-@pytest.mark.parametrize("collective", [c for c in Collective if c is not Collective.ALLREDUCE])
-def test_it_refuses_other_collectives(collective: Collective) -> None:
-    with pytest.raises(UnsupportedError, match="two-roots is an allreduce, but got the collective"):
-        two_roots(Mesh((4, 4)), collective)
-
-
 def test_the_sides_of_a_slit_and_its_gaps_by_hand() -> None:
     """8x8 less the six middle chips of row 3: a gap of one chip at each end."""
     mesh = parse_mesh("8x8", fail=["1x6@3,1"])

@@ -26,7 +26,7 @@ from meshmend.forecast.scenario import (
     Shape,
     SpareModel,
 )
-from meshmend.schedule.algorithm_names import ALGORITHM_NAMES
+from meshmend.schedule.algorithm_names import SUM_NAMES
 from meshmend.topology.fabric import fabric
 from meshmend.topology.failures import board_shape, parse_shape
 from meshmend.topology.mesh import Mesh
@@ -140,7 +140,7 @@ _ALL = (
     Input("switch-in", parse_duration, "5min", "time to switch in a spare", group="spares"),
     Input("payload", parse_bytes, "100MB", "bytes that each chip sums in a step", group="step"),
     Input("fabric", str, "reference", "the links: 'meshmend fabrics' lists them", group="step"),
-    Input("algorithm", _one_of("auto", *ALGORITHM_NAMES), "auto", "how to sum around holes",
+    Input("algorithm", _one_of("auto", *SUM_NAMES), "auto", "how to sum around holes",
           "the fastest that we know", "step"),
     Input("compute", parse_duration, "", "compute time of a step",
           "follows from allreduce-share", "step"),

@@ -61,7 +61,7 @@ class CollectiveCall:
     that boxes of this shape cover.
     """
 
-    name: str  # "allreduce", "reduce-scatter", "all-gather", "broadcast"
+    name: str  # of a collective, or "broadcast"
     root: int = 0
     tile: tuple[int, ...] = ()
 
@@ -131,6 +131,9 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
             made = plan(mesh, "trees", payload=class_bytes)
         return made.schedule, made.hazards
     collective = Collective(kind.name)
+    if collective is Collective.ALL_TO_ALL:
+        made = plan(mesh, AUTO, collective=collective, payload=class_bytes)
+        return made.schedule, made.hazards
     target = Target(class_bytes)
     is_ring = is_ring_faster(mesh, target.fabric, target.payload_bytes, collective)
     return _half(mesh, "ring-1d" if is_ring else "trees", collective)

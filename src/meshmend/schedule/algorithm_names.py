@@ -4,11 +4,12 @@ from collections.abc import Iterable
 
 from meshmend.errors import InputError
 
-ALGORITHM_NAMES = (
+SUM_NAMES = (
     *("trees", "ring-1d", "two-d", "row-pair", "ft-two-d", "rings-nd"),
     *("exchange", "exchange-1", "exchange-2", "direct", "flood"),
     *("express", "two-roots", "rank-ring"),
 )
+ALGORITHM_NAMES = (*SUM_NAMES, "pairs", "relays")  # the last two are for an all-to-all
 BASELINE_NAMES = ("sub-mesh", "drop-lines")  # run on an intact part of a broken mesh
 
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from meshmend.errors import UnsupportedError
 from meshmend.schedule.algorithm_names import check_algorithm_name
+from meshmend.schedule.all_to_all import check_relays, pairs, relays
 from meshmend.schedule.ring_builders import ft_two_d, rank_ring, ring_1d, row_pair, two_d
 from meshmend.schedule.rings_nd import (
     check_exchange,
@@ -13,7 +15,7 @@ from meshmend.schedule.rings_nd import (
     exchange_2,
     rings_nd,
 )
-from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.table import SUMS, Collective, Schedule
 from meshmend.schedule.trees import express, trees, two_roots
 from meshmend.schedule.whole_sums import check_whole_sums, direct, flood
 from meshmend.topology.mesh import Mesh
@@ -26,6 +28,8 @@ from meshmend.trees.rings import (
 from meshmend.trees.slit import likely_slits
 
 Builder = Callable[[Mesh, Collective], Schedule]
+_ALLREDUCE = (Collective.ALLREDUCE,)
+_ALL_TO_ALL = (Collective.ALL_TO_ALL,)
 Check = Callable[[Mesh], object]  # raises UnsupportedError, cheaply
 
 
@@ -37,11 +41,28 @@ class Algorithm:
     """
 
     name: str
-    build: Builder
+    builder: Builder
     check: Check
     figures: str
     needs: str
     gives: str
+    collectives: tuple[Collective, ...] = SUMS
+
+    def build(self, mesh: Mesh, collective: Collective) -> Schedule:
+        """Return the schedule of a collective on a connected mesh.
+
+        Raises:
+            UnsupportedError: the algorithm does not support the mesh, or the collective.
+        """
+        self.check_collective(collective)
+        return self.builder(mesh, collective)
+
+    def check_collective(self, collective: Collective) -> None:
+        """Raise UnsupportedError if the algorithm does not have this collective."""
+        if collective not in self.collectives:
+            raise UnsupportedError(
+                f"{self.name} is an {self.collectives[0]}, but got the collective {collective}"
+            )
 
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
@@ -106,6 +127,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "any connected mesh or torus, any failures; sides of at most 255 chips together",
                 "all chips of a line send each other their sums, axis after axis: as few hops as "
                 "there can be, for payloads of some kilobytes",
+                _ALLREDUCE,
             ),
             Algorithm(
                 "exchange-1",
@@ -115,6 +137,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "two axes or more, any failures; sides of at most 255 chips together",
                 "rings-nd along one axis, exchange along the others: for payloads up to a few "
                 "hundred kilobytes, on tori a few megabytes",
+                _ALLREDUCE,
             ),
             Algorithm(
                 "exchange-2",
@@ -124,6 +147,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "three axes or more, any failures; sides of at most 255 chips together",
                 "rings-nd along two axes, exchange along the others: for payloads up to a few "
                 "megabytes on 3-D tori",
+                _ALLREDUCE,
             ),
             Algorithm(
                 "direct",
@@ -133,6 +157,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "any connected mesh or torus of at most 255 chips, any failures",
                 "every chip sends its payload straight to every other: meets the limit for some "
                 "bytes on few chips",
+                _ALLREDUCE,
             ),
             Algorithm(
                 "flood",
@@ -142,6 +167,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "any connected mesh or torus of at most 255 chips, any failures",
                 "every chip hands the payloads of all on to its neighbours: for some kilobytes on "
                 "few chips around large holes",
+                _ALLREDUCE,
             ),
             Algorithm(
                 "express",
@@ -151,6 +177,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "any connected mesh or torus, any failures",
                 "a tree for each axis whose messages pass chips without stopping: for payloads up "
                 "to some hundred kilobytes on meshes",
+                _ALLREDUCE,
             ),
             Algorithm(
                 "two-roots",
@@ -160,6 +187,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "2-D without wrap-around; a straight cut that leaves two connected sides",
                 "each side of the cut sums on its own, and the sums meet at both ends of its slit: "
                 "for payloads of about a megabyte",
+                _ALLREDUCE,
             ),
             Algorithm(
                 "rank-ring",
@@ -168,6 +196,25 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "",
                 "any connected mesh or torus, any failures",
                 "a ring in rank order, blind to the mesh: what a topology-blind library does",
+            ),
+            Algorithm(
+                "pairs",
+                pairs,
+                lambda mesh: None,
+                "",
+                "any connected mesh or torus, any failures; all-to-all only",
+                "every chip sends each other its block straight: what most libraries do",
+                _ALL_TO_ALL,
+            ),
+            Algorithm(
+                "relays",
+                relays,
+                check_relays,
+                "",
+                "any connected mesh or torus of at most 512 chips, any failures; all-to-all only",
+                "blocks whose straight way is busy stop at a chip beside it, so that all links "
+                "carry alike around holes",
+                _ALL_TO_ALL,
             ),
         )
     }

@@ -7,7 +7,9 @@ else: a contribution that arrives twice is as wrong as one that is missing. In a
 ranks may be **replicas**: they hold at the start what each chunk's owner holds, so a copy from a
 replica counts as a copy from the owner. In a table of colours a rank holds its contribution in the
 chunks of its own colour, and nothing elsewhere. There it must end with the contributions of all
-ranks of that colour, and of no other.
+ranks of that colour, and of no other. In an all-to-all each chunk must end with the data of one
+rank. Rows keep the place of a chunk, and a rank has one block with that place for each other rank,
+so what came from a rank is the block that it had for this one.
 
 Small schedules are counted exactly. In large ones each cell holds how many contributions it
 has, and their sum modulo the prime 2^61 - 1 with a random weight per rank. If a cell has
@@ -110,10 +112,20 @@ def _promised(schedule: Schedule, rank: int, chunk: int) -> NDArray[np.uint8] | 
         return wanted
     if schedule.collective is Collective.REDUCE_SCATTER and rank != owner:
         return None
+    if schedule.collective is Collective.ALL_TO_ALL:
+        origin = _origins(schedule)[rank, chunk]
+        return np.asarray(np.arange(schedule.n_ranks) == origin, dtype=np.uint8)
     if schedule.colours is not None:
         takes_part = schedule.colours.takes_part[:, chunk]
         return takes_part.astype(np.uint8) if takes_part[rank] else None
     return np.ones(schedule.n_ranks, dtype=np.uint8)
+
+
+def _origins(schedule: Schedule) -> NDArray[np.int64]:
+    """Return in an all-to-all whose data each rank (first axis) must hold in each chunk."""
+    chunks_each = schedule.n_chunks // schedule.n_ranks
+    partners = [schedule.partners(rank) for rank in range(schedule.n_ranks)]
+    return np.repeat(np.stack(partners), chunks_each, axis=1)
 
 
 def _wrong_cell_exactly(schedule: Schedule, replicas: Sequence[int]) -> tuple[int, int] | None:
@@ -125,7 +137,12 @@ def _wrong_cell_exactly(schedule: Schedule, replicas: Sequence[int]) -> tuple[in
     owned = schedule.owners[:, None] == np.arange(n_ranks)
     payloads[list(replicas)] = owned
     _count(_columns(schedule), 0, counts)
-    wanted = owned if schedule.collective is Collective.ALL_GATHER else np.transpose(takes_part)
+    if schedule.collective is Collective.ALL_GATHER:
+        wanted: NDArray[np.bool_] = owned
+    elif schedule.collective is Collective.ALL_TO_ALL:
+        wanted = _origins(schedule)[:, :, None] == np.arange(n_ranks)
+    else:
+        wanted = np.transpose(takes_part)
     return _first_promised(schedule, np.any(payloads != wanted, axis=2))
 
 
@@ -150,6 +167,9 @@ def _wrong_cell_by_fingerprint(
         _fingerprint(_columns(schedule), first, all_cells, all_totals)
         if schedule.collective is Collective.ALL_GATHER:
             wrong = (cells != owned) | (totals != 1)
+        elif schedule.collective is Collective.ALL_TO_ALL:
+            origins = _origins(schedule)[:, first : first + width]
+            wrong = (cells != weights[origins]) | (totals != 1)
         else:
             wrong = (cells != np.asarray(sums, dtype=np.uint64)) | (totals != members)
         if (found := _first_promised(schedule, wrong, first)) is not None:

@@ -274,12 +274,10 @@ def exchange_nd(mesh: Mesh, collective: Collective, *, n_scattered: int) -> Sche
     """Return the allreduce that exchanges along all axes but the first `n_scattered` of each part.
 
     Raises:
-        UnsupportedError: another collective, no axis left, or sides too long together.
+        UnsupportedError: no axis left, or sides too long together.
     """
     check_exchange(mesh, n_scattered=n_scattered)
     name = f"exchange-{n_scattered}" if n_scattered else "exchange"
-    if collective is not Collective.ALLREDUCE:
-        raise UnsupportedError(f"{name} is an allreduce, but got the collective {collective}")
     orders = axis_orders(mesh)
     weights = part_weights(mesh) if n_scattered else np.full(len(orders), 1 / len(orders))
     parts, first = list[Part](), 0

@@ -43,13 +43,18 @@ class Collective(StrEnum):
     ALLREDUCE: every rank holds the sum of all. REDUCE_SCATTER: each chunk's owner holds the sum of
     all. ALL_GATHER: every rank holds what each chunk's owner held at the start. SHARDED_UPDATE:
     each chunk's owner turns the sum of all into new weights, just before the first row that copies
-    the chunk from it, and every rank holds those.
+    the chunk from it, and every rank holds those. ALL_TO_ALL: the payload is a block for each rank,
+    and every rank holds the blocks that all ranks had for it (`partners`).
     """
 
     ALLREDUCE = "allreduce"
     REDUCE_SCATTER = "reduce-scatter"
     ALL_GATHER = "all-gather"
     SHARDED_UPDATE = "sharded-update"
+    ALL_TO_ALL = "all-to-all"
+
+
+SUMS: Final = tuple(each for each in Collective if each is not Collective.ALL_TO_ALL)
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,11 @@ class Schedule:
             (self.owners < 0) | (self.owners >= self.n_ranks)
         ):
             raise InputError(f"Schedule needs an owner below {self.n_ranks} for each chunk")
+        if self.collective is Collective.ALL_TO_ALL and self.n_chunks % self.n_ranks:
+            raise InputError(
+                f"an all-to-all over {self.n_ranks} ranks needs as many chunks for each block, but "
+                f"got {self.n_chunks} chunks"
+            )
         self._check_buffers()
         self._check_colours()
         if self.n_rows:
@@ -266,6 +276,14 @@ class Schedule:
         place = rank * self.index_dtype(self.n_buffers) + buffer
         place.flags.writeable = False
         return place
+
+    def partners(self, rank: int) -> NDArray[np.int64]:
+        """Return in an all-to-all whose block each place of a rank's payload holds.
+
+        At the start place p holds the block for rank p - rank (modulo ranks), and at the end the
+        block from that rank. So a block has the same place where it leaves and where it arrives.
+        """
+        return (np.arange(self.n_ranks) - rank) % self.n_ranks
 
     @property
     def shares(self) -> NDArray[np.float64]:

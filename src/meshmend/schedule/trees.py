@@ -42,7 +42,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import UnsupportedError
 from meshmend.kernels import kernel
 from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import (
@@ -161,13 +160,7 @@ def _hops_below(depth: NDArray[np.int32], takers: NDArray[np.int32]) -> NDArray[
 
 
 def express(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the allreduce in which pairs of chips send straight to the end of their line.
-
-    Raises:
-        UnsupportedError: another collective.
-    """
-    if collective is not Collective.ALLREDUCE:
-        raise UnsupportedError(f"express is an allreduce, but got the collective {collective}")
+    """Return the allreduce in which pairs of chips send straight to the end of their line."""
     packing = axis_tree_packing(mesh)
     takers = straight_to(mesh, packing, in_pairs=True)
     return tree_schedule(packing, collective, algorithm="express", takers=takers)
@@ -291,10 +284,8 @@ def two_roots(mesh: Mesh, collective: Collective) -> Schedule:
     """Return the allreduce over trees with two roots.
 
     Raises:
-        UnsupportedError: another collective, or a mesh without a slit.
+        UnsupportedError: a mesh without a slit.
     """
-    if collective is not Collective.ALLREDUCE:
-        raise UnsupportedError(f"two-roots is an allreduce, but got the collective {collective}")
     found = two_root_trees(mesh)
     first, second = ([carry for carry in found.carries if carry.side == side] for side in (0, 1))
     cuts = np.concatenate([[0.0], np.cumsum(found.weights)])

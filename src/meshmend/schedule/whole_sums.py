@@ -34,24 +34,24 @@ def direct(mesh: Mesh, collective: Collective) -> Schedule:
     """Return the allreduce in which every chip sends its payload straight to every other.
 
     Raises:
-        UnsupportedError: another collective, or too many chips.
+        UnsupportedError: too many chips.
     """
-    _check(mesh, collective, "direct")
+    check_whole_sums(mesh, "direct")
     hops = _hops(mesh)
     source, target = np.nonzero(hops)
     far_first = np.argsort(-hops[source, target], kind="stable")
     source, target = source[far_first], target[far_first]
     rows = Rows(source, target, 0 * source, 1 + 0 * source, COPY, source, source)
-    return _schedule(mesh, "direct", [("send", rows)], n_chunks=1)
+    return _schedule(mesh, collective, "direct", [("send", rows)], n_chunks=1)
 
 
 def flood(mesh: Mesh, collective: Collective) -> Schedule:
     """Return the allreduce in which payloads go from neighbour to neighbour on shortest ways.
 
     Raises:
-        UnsupportedError: another collective, or too many chips.
+        UnsupportedError: too many chips.
     """
-    _check(mesh, collective, "flood")
+    check_whole_sums(mesh, "flood")
     hops, n_ports = _hops(mesh), mesh.neighbor_ranks.shape[1]
     first = _senders(mesh, hops, range(n_ports))
     second = _senders(mesh, hops, range(n_ports - 1, -1, -1))
@@ -74,13 +74,7 @@ def flood(mesh: Mesh, collective: Collective) -> Schedule:
     near_first = np.argsort(hops[table[0], table[2]], kind="stable")
     origin, sender, target, lo, hi = table[:, near_first]
     rows = Rows(sender, target, lo, hi, COPY, origin, origin)
-    return _schedule(mesh, "flood", [("hand on", rows)], n_chunks=2)
-
-
-def _check(mesh: Mesh, collective: Collective, name: str) -> None:
-    check_whole_sums(mesh, name)
-    if collective is not Collective.ALLREDUCE:
-        raise UnsupportedError(f"{name} is an allreduce, but got the collective {collective}")
+    return _schedule(mesh, collective, "flood", [("hand on", rows)], n_chunks=2)
 
 
 def _hops(mesh: Mesh) -> NDArray[np.int32]:
@@ -98,7 +92,9 @@ def _senders(mesh: Mesh, hops: NDArray[np.int32], ports: range) -> NDArray[np.in
     return senders
 
 
-def _schedule(mesh: Mesh, name: str, sends: list[NamedRows], *, n_chunks: int) -> Schedule:
+def _schedule(
+    mesh: Mesh, collective: Collective, name: str, sends: list[NamedRows], *, n_chunks: int
+) -> Schedule:
     """Return the schedule: all but the first rank put their own away, all send, all add.
 
     The payload of rank r is in buffer r everywhere. Buffer 0 is where the sum is wanted.
@@ -111,7 +107,7 @@ def _schedule(mesh: Mesh, name: str, sends: list[NamedRows], *, n_chunks: int) -
     return schedule_of(
         [("put away", put_away), *sends, ("add", add)],
         algorithm=name,
-        collective=Collective.ALLREDUCE,
+        collective=collective,
         owners=np.zeros(n_chunks, dtype=np.int32),
         n_ranks=n,
         cuts=np.linspace(0.0, 1.0, n_chunks + 1),

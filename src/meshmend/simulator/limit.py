@@ -20,9 +20,12 @@ is named entry (`owner_exits`). In a sharded update it goes on from there, as an
 the chip farthest from the owner. Owners that are far away bind by hops, and all owners together
 bind by bytes, so each number of hops is a bound of its own.
 
-Chip (not for an all-gather). Each byte of the result takes n - 1 additions somewhere among n chips
-that add at most C bytes a second each: D (n - 1) / (n x C), even if they share the work evenly,
-after the first message has arrived.
+All-to-all. Nothing is added, so no packing bounds it. `pair_cut` bounds its bandwidth, and it has
+the exits of a reduce-scatter: a chip's block for another goes as far as that one.
+
+Chip (not for an all-gather or an all-to-all). Each byte of the result takes n - 1 additions
+somewhere among n chips that add at most C bytes a second each: D (n - 1) / (n x C), even if they
+share the work evenly, after the first message has arrived.
 
 Update (sharded update). An owner cannot begin before a message from the chip farthest away is
 there. It updates its share, and the last of it goes back to that chip.
@@ -43,6 +46,7 @@ from meshmend.errors import InputError
 from meshmend.kernels import kernel
 from meshmend.schedule.table import Collective
 from meshmend.simulator.packing_number import PackingNumber, packing_number
+from meshmend.simulator.pair_cut import pair_cut
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.graph import breadth_first, distances_from_any
@@ -143,7 +147,9 @@ class Limit:
         packing = self.packing
         verb = "enters" if self._exit_kind == "entry" else "leaves"
         reasons = {
-            "bandwidth": f"packing number {packing.upper:.4g}, bound by {packing.describe()}",
+            "bandwidth": pair_cut(packing.mesh).describe()
+            if self.collective is Collective.ALL_TO_ALL
+            else f"packing number {packing.upper:.4g}, bound by {packing.describe()}",
             self._exit_kind: self.exit.describe(packing.mesh, verb=verb) if self.exit else "",
             "chip": "the additions of all chips",
             "update": "an owner hears from all chips, updates its share, and all hear from it",
@@ -185,12 +191,15 @@ def limit(
     packing, figures = packing_number(mesh), mesh_figures(mesh)
     owned = np.full(mesh.n_live, 1 / mesh.n_live) if shares is None else shares
     is_updated = collective is Collective.SHARDED_UPDATE
-    ways: tuple[Exit, ...] = () if collective in _HALVES else exits(packing)
+    is_sum = collective in (Collective.ALLREDUCE, Collective.SHARDED_UPDATE)
+    ways: tuple[Exit, ...] = exits(packing) if is_sum else ()
     if collective is not Collective.ALLREDUCE:
         ways += owner_exits(packing, shares, is_updated=is_updated)
     busiest = 1 / packing.upper
     if collective in _HALVES and mesh.n_live > 1:
         busiest = float(np.max((1 - owned) / figures.capacities))
+    if collective is Collective.ALL_TO_ALL:
+        busiest = pair_cut(mesh).blocks / mesh.n_live
     there_and_back = 2 if is_updated else 1
     return Limit(
         fabric=fabric,
@@ -209,7 +218,7 @@ def _chip_s(
     mesh: Mesh, fabric: Fabric, payload_bytes: float, collective: Collective
 ) -> float | None:
     chip_bandwidth = fabric.chip_bandwidth_bytes_per_s
-    if chip_bandwidth is None or collective is Collective.ALL_GATHER:
+    if chip_bandwidth is None or collective in (Collective.ALL_GATHER, Collective.ALL_TO_ALL):
         return None
     return payload_bytes * (mesh.n_live - 1) / mesh.n_live / chip_bandwidth
 

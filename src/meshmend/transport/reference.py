@@ -31,10 +31,12 @@ def run(
     """Return the result of each rank after the collective; the inputs do not change.
 
     An allreduce takes one array per rank, all of one shape and dtype, and returns the combined
-    array for each rank. A reduce-scatter returns each rank's own chunks as one flat array. An
-    all-gather takes arrays of that form and returns the whole payload for each rank. `combine` is
-    any commutative and associative ufunc. In a sharded update each owner replaces its chunks by
-    what `update` makes of them, each element for itself; without `update` they stay sums.
+    array for each rank. An all-to-all takes a block for each rank, one after another in the order
+    of ranks, and returns those that each rank got, in the same order. A reduce-scatter returns each
+    rank's own chunks as one flat array. An all-gather takes arrays of that form and returns the
+    whole payload for each rank. `combine` is any commutative and associative ufunc. In a sharded
+    update each owner replaces its chunks by what `update` makes of them, each element for itself;
+    without `update` they stay sums.
 
     Raises:
         InputError: the number of arrays is wrong, or their shapes or dtypes do not fit together.
@@ -46,6 +48,9 @@ def run(
         )
     gathers = schedule.collective is Collective.ALL_GATHER
     buffers = _gathered(schedule, arrays) if gathers else _stacked(arrays)
+    exchanges = schedule.collective is Collective.ALL_TO_ALL
+    if exchanges:
+        buffers = _in_places(schedule, buffers)
     bounds = element_bounds(schedule, buffers.shape[1])
     places = schedule.src_place, schedule.dst_place
     columns = (*places, bounds[schedule.lo], bounds[schedule.hi], schedule.op)
@@ -68,6 +73,8 @@ def run(
         return [buffer[index] for buffer, index in zip(buffers, owned, strict=True)]
     if gathers:
         return list(buffers)
+    if exchanges:  # block b has place b + rank: the reverse of `partners`
+        buffers = _in_places(schedule, buffers, back=True)
     return [buffer.reshape(arrays[0].shape) for buffer in buffers]
 
 
@@ -145,6 +152,21 @@ def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
                 f"{first.shape} and rank {rank} has {array.dtype} {array.shape}"
             )
     return np.stack([array.reshape(-1) for array in arrays])
+
+
+def _in_places(schedule: Schedule, payloads: NDArray[Any], *, back: bool = False) -> NDArray[Any]:
+    """Return payloads with their blocks in the places of an all-to-all, or `back` in rank order."""
+    n_ranks, n_elements = schedule.n_ranks, payloads.shape[1]
+    if n_elements % n_ranks:
+        raise InputError(
+            f"an all-to-all over {n_ranks} ranks needs as many equal blocks, but got payloads of "
+            f"{n_elements} elements"
+        )
+    blocks = payloads.reshape(n_ranks, n_ranks, -1)
+    for rank in range(n_ranks):
+        partners = schedule.partners(rank)
+        blocks[rank] = blocks[rank, np.argsort(partners) if back else partners]
+    return payloads
 
 
 def _gathered(schedule: Schedule, shards: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from meshmend import __version__
 from meshmend.errors import InputError
 from meshmend.planning.plan import AUTO
 from meshmend.planning.target import Target
-from meshmend.schedule.algorithm_names import ALGORITHM_NAMES, check_algorithm_name
+from meshmend.schedule.algorithm_names import SUM_NAMES, check_algorithm_name
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.failures import REGION_SHAPES
 from meshmend.topology.mesh import Mesh
@@ -29,7 +29,7 @@ _MACHINES: Final = (
     {"name": "Dojo tile", "mesh": "5x5", "wrap": "none", "fabric": "dojo"},
     {"name": "ring of 8", "mesh": "8", "wrap": "all", "fabric": "reference"},
 )
-CHOICES: Final = (AUTO, *ALGORITHM_NAMES)
+CHOICES: Final = (AUTO, *SUM_NAMES)
 
 
 @dataclass(frozen=True)
