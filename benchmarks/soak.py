@@ -65,7 +65,7 @@ from soak_disturbances import Disturbance, full_disk, one_way_drop, possible, un
 # `_HOLDER_S`; if the coordinator dies meanwhile, the next one waits anew.
 STALL_S = 23.0
 _SAVE_EVERY = 200
-_SAVE_EVERY_SHARED = 5  # two boards that die at once take a part of a shared optimizer with them
+_SAVE_EVERY_SHARED = 5  # two boards that die at once take a part of a shared state with them
 _HOLDER_S = 8.0  # longer than any chip hangs
 _FIRST_STEP_S = 60.0  # sixteen workers on a busy machine
 _END_S = 60.0  # after the time that was asked for
@@ -226,6 +226,7 @@ def main() -> int:
     parser.add_argument(
         "--shard-optimizer", action="store_true", help="the chips share the optimizer's state"
     )
+    parser.add_argument("--tile", default="", help="of a replica, such as 2x2: trains a GPT")
     parser.add_argument(
         "--testbed", metavar="BANDWIDTH", default="200Mbit", help="of each link (200Mbit)"
     )
@@ -271,7 +272,9 @@ def _soak(
     link_bandwidth: float | None,
 ) -> int:
     for_s, seed = options.minutes * 60, options.seed
-    trained_on, watch = workload("resnet", "tiny", norm="group"), Watch(folder, for_s)
+    has_parts = options.shard_optimizer or bool(options.tile)
+    model = "gpt" if options.tile else "resnet"
+    trained_on, watch = workload(model, "tiny", norm="group"), Watch(folder, for_s)
     wrong = wrong_workers(trained_on, mesh, folder.parent / "wrong", for_s=for_s, seed=seed)
     trained_on, faults = wrong.workload, faults + wrong.faults
     watch.disturbances += wrong.disturbances
@@ -284,10 +287,8 @@ def _soak(
             mesh=mesh_config(mesh),
             job=RunConfig(run_dir=str(folder), check_every_step=True),
             timing=Timing(holder_timeout_s=_HOLDER_S),
-            training=TrainingConfig(steps=10**9, batch=options.batch),
-            saving=SavingConfig(
-                every=_SAVE_EVERY_SHARED if options.shard_optimizer else _SAVE_EVERY
-            ),
+            training=TrainingConfig(steps=10**9, batch=options.batch, tile=options.tile),
+            saving=SavingConfig(every=_SAVE_EVERY_SHARED if has_parts else _SAVE_EVERY),
             sharding=ShardingConfig(optimizer=options.shard_optimizer),
             local=LocalConfig(
                 inject=tuple(fault.words for fault in faults),

@@ -1,15 +1,16 @@
 """Spreading what some ranks hold to all: once to each, over single live links, from the nearest."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.errors import InputError
-from meshmend.schedule.spanning import spread, spread_in_parts
-from meshmend.schedule.table import COPY
+from meshmend.errors import InputError, ProofError
+from meshmend.schedule.spanning import check_reached, only_to, spread, spread_in_parts
+from meshmend.schedule.table import COPY, Phase
 from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -63,6 +64,39 @@ def test_every_part_reaches_every_rank_once(case: tuple[Mesh, list[int]]) -> Non
         has[lo].add(dst)
 
     assert all(each == set(range(mesh.n_live)) for each in has)
+
+
+@given(held(), st.data())
+def test_a_spread_to_some_ranks_brings_them_everything_and_others_only_what_they_pass_on(
+    case: tuple[Mesh, list[int]], data: st.DataObject
+) -> None:
+    mesh, holders = case
+    receivers = data.draw(st.lists(st.integers(0, mesh.n_live - 1), max_size=3, unique=True))
+    for schedule in (spread(mesh, holders), spread_in_parts(mesh, holders)):
+        pruned = only_to(schedule, receivers)
+
+        check_reached(pruned, holders, receivers)
+        sent = {(src, chunk) for src, _, chunk, *_ in rows_of(pruned)}
+        for _, dst, chunk, *_ in rows_of(pruned):
+            assert dst in receivers or (dst, chunk) in sent
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_spread_that_lacks_a_message_is_found(row: int) -> None:
+    schedule = only_to(spread(Mesh((1, 4)), [0]), [3])
+    mutant = replace(
+        schedule,
+        src=np.delete(schedule.src, row),
+        dst=np.delete(schedule.dst, row),
+        lo=np.delete(schedule.lo, row),
+        hi=np.delete(schedule.hi, row),
+        op=np.delete(schedule.op, row),
+        phases=(Phase("spread", 0, 2),),
+    )
+
+    check_reached(schedule, [0], [3])
+    with pytest.raises(ProofError, match=r"does not hold|does not bring everything"):
+        check_reached(mutant, [0], [3])
 
 
 # A board that returns; its chips need the state, and the most that any has over one link.

@@ -1,8 +1,11 @@
 """The process group of a generation: what is left of a try that a change of the mesh has ended."""
 
+import socket
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+import pytest
 import torch.distributed
 
 import meshmend.torch  # noqa: F401  # registers the backend
@@ -10,7 +13,7 @@ from meshmend.errors import StoppedError
 from meshmend.planning.settings import Settings
 from meshmend.topology.text import parse_mesh
 from meshmend.torch.late_gloo import InterruptibleStore
-from meshmend.train.torch.group_meeting import init_group
+from meshmend.train.torch.group_meeting import init_group, meet
 
 dist: Any = torch.distributed  # its stubs lack the stores
 
@@ -40,3 +43,18 @@ def test_a_group_that_was_tried_before_meets_chips_that_try_for_the_first_time()
 
     assert first
     assert first == second
+
+
+def test_a_store_whose_chip_has_left_is_not_waited_for() -> None:
+    """Rank 0 told its address, and went on to the next generation before others had connected."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        host, port = gone.getsockname()
+
+    def told(payload: Any) -> bool:
+        numbers = payload.view(np.int32)
+        address = f"{host}:{port}".encode()
+        numbers[: len(address)] = np.frombuffer(address, dtype=np.uint8)
+        return True
+
+    with pytest.raises(RuntimeError, match="the store of rank 0 cannot be reached"):
+        meet(Settings(parse_mesh("1x2")), 1, told, lambda: False, is_new=False)

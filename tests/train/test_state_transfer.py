@@ -29,6 +29,7 @@ from meshmend.topology.text import parse_mesh
 from meshmend.train.core import state_transfer
 from meshmend.train.core.exchange import Exchange, ExchangeSettings
 from meshmend.train.core.job_core import JobCore
+from meshmend.train.core.part_transfer import PartTransfer
 from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.state.state_tree import Framework, RawArray, StateTree, encoded_without
 from meshmend.train.state.torch_state import TORCH, tensors_of
@@ -49,6 +50,7 @@ class ChipThread:
         self.framework: Framework = TORCH
         self.held = some_state(seed)
         self.is_alive = True
+        self.tile: tuple[int, ...] | None = None
         self.digest_taken = ""  # of the state that came, when it was loaded
 
     def state(self) -> dict[str, Any]:
@@ -67,7 +69,13 @@ class ChipThread:
         self.exchange.enter(generation)
         try:
             self.exchange.prepare()
-            StateTransfer(self, self.exchange).catch_up(go, generation)
+            transfer = StateTransfer(self, self.exchange)
+            if self.tile is None:
+                transfer.catch_up(go, generation)
+            else:
+                PartTransfer(
+                    self.chip, self.tile, transfer, settle=lambda step: None, take=self.take_state
+                ).catch_up(go, generation)
         except KilledError:
             return None
         except (TransportError, StateLostError) as error:
@@ -173,6 +181,30 @@ def test_a_newcomer_gets_all_of_the_state_and_each_neighbour_sends_half(
     assert taken["model"]["tied"] is taken["model"]["weights"]
     sent = [chips[chip].exchange.sent_bytes()[NEWCOMER] for chip in HOLDERS[1:]]
     assert max(sent) < 1.6 * min(sent)
+
+
+def test_a_chip_of_a_tile_gets_its_part_from_its_twin_and_others_get_nothing(
+    chips: dict[Chip, ChipThread],
+) -> None:
+    """Tiles of 1x2: the newcomer's twin is above it; the chips of the other colour hold others."""
+    for chip, each in chips.items():
+        each.tile = (1, 2)
+        each.is_fresh = False
+        if chip in ((0, 0), (1, 0)):
+            each.held = some_state(3)
+    others = {chip: chips[chip].held for chip in ((0, 0), (1, 0))}
+    n_bytes = sum(each.nbytes for each in tensors_of(chips[0, 1].held["model"]))
+
+    assert set(run(chips, 1, HOLDERS).values()) == {None}
+
+    assert is_like(chips[NEWCOMER].held, chips[0, 1].held)
+    assert all(chips[chip].held is before for chip, before in others.items())
+    for chip, each in chips.items():
+        for to, sent in each.exchange.sent_bytes().items():
+            if (chip, to) == ((0, 1), NEWCOMER):
+                assert sent > n_bytes / 2
+            else:
+                assert sent < n_bytes / 100
 
 
 def test_no_chip_packs_the_state(chips: dict[Chip, ChipThread]) -> None:

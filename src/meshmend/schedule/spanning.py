@@ -11,13 +11,22 @@ collective: what else the ranks hold stays as it is.
 import heapq
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import InputError
-from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
+from meshmend.errors import InputError, ProofError
+from meshmend.schedule.table import (
+    COPY,
+    REDUCE,
+    Collective,
+    Phase,
+    Rows,
+    Schedule,
+    schedule_of,
+)
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
@@ -115,6 +124,45 @@ def spread_in_parts(mesh: Mesh, holders: Sequence[int]) -> Schedule:
         owners=np.full(_N_PARTS, min(holders)),
         n_ranks=mesh.n_live,
     )
+
+
+def only_to(schedule: Schedule, receivers: Sequence[int]) -> Schedule:
+    """Return a spread without the messages that are on no way to these ranks."""
+    wanted = np.zeros((schedule.n_ranks, schedule.n_chunks), dtype=np.bool_)
+    wanted[list(receivers)] = True
+    keeps = np.zeros(schedule.n_rows, dtype=np.bool_)
+    for row in range(schedule.n_rows - 1, -1, -1):  # a row comes after those that bring its data
+        chunks = slice(schedule.lo[row], schedule.hi[row])
+        keeps[row] = wanted[schedule.dst[row], chunks].any()
+        if keeps[row]:
+            wanted[schedule.src[row], chunks] = True
+    kept = (schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op)
+    src, dst, lo, hi, op = (column[keeps] for column in kept)
+    return replace(
+        schedule,
+        src=src,
+        dst=dst,
+        lo=lo,
+        hi=hi,
+        op=op,
+        phases=(Phase("spread", 0, int(keeps.sum())),),
+    )
+
+
+def check_reached(schedule: Schedule, holders: Sequence[int], receivers: Sequence[int]) -> None:
+    """Raise ProofError unless a spread brings all chunks of the holders to these ranks."""
+    holds = np.zeros((schedule.n_ranks, schedule.n_chunks), dtype=np.bool_)
+    holds[list(holders)] = True
+    for row in range(schedule.n_rows):
+        chunks = slice(schedule.lo[row], schedule.hi[row])
+        if schedule.op[row] != COPY or not holds[schedule.src[row], chunks].all():
+            raise ProofError(
+                f"rank {schedule.src[row]} sends what it does not hold, in row {row} of a spread"
+            )
+        holds[schedule.dst[row], chunks] = True
+    for rank in receivers:
+        if not holds[rank].all():
+            raise ProofError(f"a spread does not bring everything to rank {rank}")
 
 
 def _least_busy(mesh: Mesh, holders: Sequence[int], n_sent: Counter[Ends]) -> list[Ends]:

@@ -288,14 +288,21 @@ class Exchange:
         self._run(task_of(program, len(payload), dtype="uint8", n_slices=n_slices), payload)
         return payload
 
-    def spreading(self, holders: Sequence[Chip], *, in_parts: bool) -> "Spreading":
+    def spreading(
+        self,
+        holders: Sequence[Chip],
+        *,
+        in_parts: bool,
+        receivers: Sequence[Chip] | None = None,
+    ) -> "Spreading":
         """Return what sends payloads of known sizes from the holders to all other chips.
 
         With `in_parts` each chip takes parts of them from several holders, whose payloads are
-        equal; else all from the nearest one.
+        equal; else all from the nearest one. With `receivers` it sends them to these chips only.
         """
         ranks = tuple(self.mesh.rank_of[chip] for chip in holders)
-        schedule, hazards = proved_spread(self.mesh, ranks, in_parts=in_parts)
+        to = None if receivers is None else tuple(self.mesh.rank_of[chip] for chip in receivers)
+        schedule, hazards = proved_spread(self.mesh, ranks, in_parts=in_parts, receivers=to)
         program = self._with_seats(rank_program(schedule, hazards, self.rank))
         return Spreading(program, self._start, self._run)
 

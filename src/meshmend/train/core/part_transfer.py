@@ -1,7 +1,7 @@
 """How a chip gets its part of the state in a job with tiles: from a chip of the same colour.
 
-The parts of one colour after another are spread, as `StateTransfer` spreads a whole state. All
-chips pass them on, because twins need not be neighbours; a chip keeps what is of its own colour.
+The parts of one colour after another are sent, as `StateTransfer` spreads a whole state, but only
+to the chips that lack them. Chips on the way pass them on, because twins need not be neighbours.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,9 @@ class PartTransfer:
             holders = tuple(chip for chip in twins if chip in go.holders)
             if len(holders) == len(twins):
                 continue
-            found = self._transfer.exchanged(structs.replace(go, holders=holders), generation)
+            lacking = [chip for chip in twins if chip not in go.holders]
+            mine = structs.replace(go, holders=holders)
+            found = self._transfer.exchanged(mine, generation, lacking)
             if self._chip in twins:
                 taken = found
         return taken

@@ -82,8 +82,12 @@ class StateTransfer:
         if (state := self.exchanged(go, generation)) is not None:
             self._replica.take_state(state)
 
-    def exchanged(self, go: Go, generation: Generation) -> Any | None:
-        """Send or receive a state; return what this chip is to take, None if it has sent it.
+    def exchanged(
+        self, go: Go, generation: Generation, receivers: Sequence[Chip] | None = None
+    ) -> Any | None:
+        """Send or receive a state; return what this chip is to take, None if there is nothing.
+
+        With `receivers`, what is large of it goes to these chips only; those on the way pass it on.
 
         Raises:
             TransportError, StateLostError: as `catch_up`.
@@ -96,10 +100,20 @@ class StateTransfer:
         tree = tree_of(self._replica.state(), self._replica.framework.raw) if is_holder else None
         large = {} if tree is None else _large(tree)
         holders, small = self._agreed(go.holders, tree, large)
+        is_between = receivers is not None and self._replica.chip not in (*receivers, *holders)
+        if is_between:
+            _, shapes = decoded_without(small)
+            room = self._replica.framework.room  # what does not pass here touches none of it
+            rooms = {
+                name: RawArray.of(dtype, shape, room(dtype, shape, None)[1])
+                for name, (dtype, shape) in shapes.items()
+            }
+            self._move(rooms, holders, receivers)
+            return None
         if tree is None or self._replica.chip not in holders:
-            return self._received(small, holders, go.step)
+            return self._received(small, holders, go.step, receivers)
         del tree  # and so copies of tensors that are in several pieces, when they are sent
-        self._move(large, holders)
+        self._move(large, holders, receivers)
         return None
 
     def _agreed(
@@ -128,7 +142,13 @@ class StateTransfer:
         spreading.run(payload)
         return holders, payload
 
-    def _received(self, small: Bytes, holders: Sequence[Chip], step: int) -> Any:
+    def _received(
+        self,
+        small: Bytes,
+        holders: Sequence[Chip],
+        step: int,
+        receivers: Sequence[Chip] | None,
+    ) -> Any:
         """Return all of the state; what is large of it is taken from the holders."""
         framework = self._replica.framework
         tree, shapes = decoded_without(small)
@@ -140,10 +160,15 @@ class StateTransfer:
         for name, (dtype, shape) in shapes.items():
             tensors[name], memory = framework.room(dtype, shape, own.get(name))
             large[name] = RawArray.of(dtype, shape, memory)
-        self._move(large, holders)
+        self._move(large, holders, receivers)
         return tree.state_of(tensors)
 
-    def _move(self, large: dict[str, RawArray], holders: Sequence[Chip]) -> None:
+    def _move(
+        self,
+        large: dict[str, RawArray],
+        holders: Sequence[Chip],
+        receivers: Sequence[Chip] | None,
+    ) -> None:
         """Send tensors, or fill their memory, piece by piece; forget each when it is under way."""
         spreadings: dict[bool, Spreading] = {}  # each is proved, so only those that are needed
         in_flight: deque[PendingSum] = deque()
@@ -151,7 +176,9 @@ class StateTransfer:
             for name in list(large):
                 in_parts = len(holders) > 1 and not name.startswith(_ALSO)
                 if in_parts not in spreadings:
-                    spreadings[in_parts] = self._exchange.spreading(holders, in_parts=in_parts)
+                    spreadings[in_parts] = self._exchange.spreading(
+                        holders, in_parts=in_parts, receivers=receivers
+                    )
                 spreading, array = spreadings[in_parts], large.pop(name)
                 for start, stop in _pieces(array):
                     if len(in_flight) == _MOST_IN_FLIGHT:

@@ -4,6 +4,8 @@ The chip with rank 0 serves a store. Its address travels in a sum over all chips
 others contribute zeros. So nobody needs an address that outlives a chip.
 """
 
+import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -23,6 +25,7 @@ dist: Any = torch.distributed
 
 _LENGTH: Final = 128  # numbers in the sum: an address, one number a character, and a count
 MEETING_SUM: Final = (_LENGTH, "int32")
+_CONNECT_S: Final = 2.0  # for one try to reach the store
 _MEET_S: Final = 300.0  # for all chips to connect; one that dies meanwhile is noticed sooner
 
 TrySum = Callable[[Bytes], bool]
@@ -57,7 +60,7 @@ def meet(
     if store is None:
         address = bytes(numbers[:-1].astype(np.uint8)).rstrip(b"\0")
         host, _, port = address.decode().rpartition(":")
-        store = _store(host, int(port), is_master=False)
+        store = _reached_store(host, int(port), is_interrupted)
     return InterruptibleStore(store, is_interrupted), int(numbers[-1])
 
 
@@ -92,11 +95,34 @@ def drop_group() -> None:
         dist.destroy_process_group()
 
 
-def _store(host: str, port: int, *, is_master: bool) -> Any:
+def _reached_store(host: str, port: int, is_interrupted: Callable[[], bool]) -> Any:
+    """Return a connection to the store of rank 0.
+
+    That has listened before it told its address. If it refuses, it has left for the next
+    generation; a `TCPStore` would try until its timeout is over, and nothing could call it away.
+
+    Raises:
+        RuntimeError: the store cannot be reached, or `is_interrupted()`.
+    """
+    deadline = time.monotonic() + _MEET_S
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_S).close()
+            store = _store(host, port, is_master=False, timeout_s=_CONNECT_S)
+            store.set_timeout(timedelta(seconds=_MEET_S))
+            return store
+        except (OSError, RuntimeError) as error:
+            is_gone = isinstance(error, ConnectionRefusedError) or is_interrupted()
+            if is_gone or time.monotonic() > deadline:
+                why = str(error).partition("\n")[0]
+                raise RuntimeError(f"the store of rank 0 cannot be reached: {why}") from None
+
+
+def _store(host: str, port: int, *, is_master: bool, timeout_s: float = _MEET_S) -> Any:
     return dist.TCPStore(
         host,
         port,
         is_master=is_master,
-        timeout=timedelta(seconds=_MEET_S),
+        timeout=timedelta(seconds=timeout_s),
         wait_for_workers=False,
     )
