@@ -1,4 +1,4 @@
-"""`meshmend export` and `meshmend import`: plans in formats that other programs read and write."""
+"""`meshmend export` and `meshmend import`: plans and machines in formats of other programs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,19 +17,24 @@ from meshmend.cli.options import (
     FabricOption,
     FailOption,
     JsonOption,
-    MeshOption,
     PayloadOption,
     SlowOption,
     WrapOption,
     mesh_of,
+    setting_option,
 )
 from meshmend.cli.plan import plan_facts, print_plan
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.planning.plan import Plan
+    from meshmend.topology.mesh import Mesh
 
-FORMATS: Final = ("msccl-xml", "chakra-et", "next-hop", "csv")
+FORMATS: Final = ("msccl-xml", "chakra-et", "next-hop", "csv", "tt-mesh-graph")
+XML: Final = "xml"
+MESH_GRAPH: Final = "tt-mesh-graph"
+PHYSICAL_SYSTEM: Final = "tt-physical-system"
+SOURCES: Final = (XML, MESH_GRAPH, PHYSICAL_SYSTEM)
 
 
 def export_command(
@@ -41,7 +46,7 @@ def export_command(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="msccl-xml, chakra-et, next-hop or csv.",
+            help="msccl-xml, chakra-et, next-hop, csv or tt-mesh-graph.",
             autocompletion=lambda: list(FORMATS),
         ),
     ],
@@ -60,7 +65,8 @@ def export_command(
 
     msccl-xml is a program for MSCCL's and RCCL's runtimes. chakra-et are execution traces for
     ASTRA-sim, one file per rank. next-hop says for each chip where messages go next. csv has a line
-    for each transfer.
+    for each transfer. tt-mesh-graph describes the plan's mesh, if nothing of it failed, for
+    Tenstorrent's tt-metal.
 
     **Examples**
 
@@ -123,14 +129,30 @@ def _text(plan: "Plan", to: str) -> str:
 
     if to == "msccl-xml":
         return msccl_xml(plan)
+    if to == MESH_GRAPH:
+        from meshmend.planning.formats.tenstorrent import graph_of_mesh
+
+        return graph_of_mesh(plan.mesh)
     if to == "csv":
         return plan_csv(plan)
     return json.dumps(next_hop_tables(plan), separators=(",", ":")) + "\n"
 
 
 def import_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="MSCCL XML, or ForestColl's trees.")],
-    mesh: MeshOption,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="MSCCL XML, ForestColl's trees, or a descriptor."),
+    ],
+    mesh: Annotated[str | None, setting_option("mesh.shape")] = None,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="xml, or a machine of Tenstorrent's: tt-mesh-graph or tt-physical-system.",
+            autocompletion=lambda: list(SOURCES),
+        ),
+    ] = XML,
     wrap: WrapOption = "none",
     fail: FailOption = None,
     slow: SlowOption = None,
@@ -142,6 +164,9 @@ def import_command(
     as_json: JsonOption = False,
 ) -> None:
     """Read a collective of another program, prove it on a mesh, and say what it costs there.
+
+    Or read a machine: what of it is dead or slow, and the options that say so to other commands. A
+    physical system descriptor is laid on the --mesh that is wanted.
 
     The file is MSCCL XML of an allreduce or an all-gather, whose rank n is the n-th live chip in
     row-major order, or holds the spanning trees of ForestColl, whose nodes are named like chips,
@@ -155,9 +180,28 @@ def import_command(
     - meshmend import allreduce.xml --mesh 4x4 --fail 2x2@0,2 --payload 10MB -o plan.json
 
     - meshmend import forestcoll-trees.xml --mesh 4x4
+
+    - meshmend import system.textproto --from tt-physical-system --mesh 8x4 --wrap all
     """
     from meshmend.planning.target import Target
 
+    if source not in SOURCES:
+        raise InputError(f"--from needs one of {', '.join(SOURCES)}, but got {source!r}")
+    if source == MESH_GRAPH and (mesh is not None or wrap != "none"):
+        raise InputError(
+            f"--from {source} reads the mesh from the file; leave out --mesh and --wrap"
+        )
+    if source != MESH_GRAPH and mesh is None:
+        raise InputError(f"--from {source} needs --mesh, such as 8x4")
+    if source != XML:
+        if output is not None:
+            raise InputError(f"-o needs --from {XML}: a machine is no plan")
+        check_readable(file, "the file")
+        _import_machine(
+            file, source, None if mesh is None else mesh_of(mesh, wrap, fail, slow), as_json
+        )
+        return
+    assert mesh is not None
     broken, target = mesh_of(mesh, wrap, fail, slow), Target().with_(payload, fabric)
     check_readable(file, "the file")
     check_writable(output)
@@ -181,6 +225,36 @@ def import_command(
     print_plan(plan, facts)
     if output is not None:
         print(f"written      {output}")
+
+
+def _import_machine(file: Path, source: str, wanted: "Mesh | None", as_json: bool) -> None:
+    """Print the mesh of a descriptor, and the options that name it."""
+    from meshmend.planning.formats.tenstorrent import mesh_of_graph, mesh_of_system
+    from meshmend.topology.mesh import format_wrap
+
+    text = _read(file)
+    if wanted is None:
+        found, places = mesh_of_graph(text), {}
+    else:
+        found, places = mesh_of_system(text, wanted)
+    options = ["--mesh", "x".join(map(str, found.shape)), "--wrap", format_wrap(found.wrap)]
+    for failure in found.failures():
+        options += ["--fail", str(failure)]
+    for slow in sorted(found.slow):
+        options += ["--slow", str(slow)]
+    if as_json:
+        print_json(
+            {
+                "mesh": str(found),
+                "live": found.n_live,
+                "chips": {str(chip): list(place) for chip, place in places.items()},
+                "options": options,
+            }
+        )
+        return
+    print(f"mesh         {found}")
+    print(f"chips        {found.n_live} of {found.n_chips}")
+    print(f"options      {' '.join(options)}")
 
 
 def _read(file: Path) -> str:

@@ -78,7 +78,7 @@ _SEND_CLOCKS: Final = 100
 _EMPTY_CLOCKS: Final = 60
 _MOVE_CLOCKS: Final = 40
 _COPY_WORD_CLOCKS: Final = 2.3
-ADD_WORD_CLOCKS: Final = {"int32": 5.0, "float32": 69.0, "bfloat16": 160.0}
+ADD_WORD_CLOCKS: Final = {"int32": 5.0, "float32": 63.0, "bfloat16": 145.0}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from meshmend.topology.failures import parse_link
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.wormhole.bus import RemoteBus
-from meshmend.wormhole.compiler import compiled
+from meshmend.wormhole.compiler import ADD_WORD_CLOCKS, compiled
 from meshmend.wormhole.machine import LostCable, Outcome, discovered, laid_out, run, wiring_of
 from meshmend.wormhole.payload import expected
 from meshmend.wormhole.table import ITEM_BYTES, Program
@@ -34,8 +34,6 @@ COLLECTIVES: Final = (
     BROADCAST,
 )
 
-# What the kernel takes to add a word, in clocks, measured under ttsim; a clock of 1 GHz.
-_ADD_CLOCKS: Final = {"int32": 5, "float32": 40, "bfloat16": 90}
 _N_CORES: Final = 16
 
 
@@ -46,7 +44,7 @@ def fabric_of(type_name: str) -> Fabric:
         link_bandwidth_bytes_per_s=50e9,
         hop_latency_s=1e-6,
         message_overhead_s=0.5e-6,
-        chip_bandwidth_bytes_per_s=_N_CORES * 4e9 / _ADD_CLOCKS[type_name],
+        chip_bandwidth_bytes_per_s=_N_CORES * 4e9 / ADD_WORD_CLOCKS[type_name],
         source="Four cables of 100 Gbit/s a link, from public descriptions. The rest is what our "
         "kernel takes under ttsim, at an assumed clock of 1 GHz.",
         usual_mesh="8x4 torus",

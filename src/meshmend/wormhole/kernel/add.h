@@ -17,18 +17,16 @@ static inline uint32_t float32_add(uint32_t a, uint32_t b) {
     return abs_b == 0x7F800000u && a != b ? 0x7FC00000u : a;
   }
   if (!abs_b) return abs_a ? a : a & b;
-  uint32_t exponent = abs_a >> 23, smaller = abs_b >> 23;
-  uint32_t sum = abs_a & 0x7FFFFFu, other = abs_b & 0x7FFFFFu;
-  if (exponent) sum |= 0x800000u;
-  else exponent = 1;
-  if (smaller) other |= 0x800000u;
-  else smaller = 1;
   /* Three more digits: two to round by, and one that says whether anything was beyond them. */
-  sum <<= 3, other <<= 3;
-  uint32_t shift = exponent - smaller;
-  if (shift > 26) other = 1;
-  else if (shift) other = other >> shift | (other << (32 - shift) ? 1 : 0);
-  if ((a ^ b) >> 31) {
+  uint32_t exponent = abs_a >> 23, shift = exponent - (abs_b >> 23);
+  uint32_t sum = (abs_a << 8 | 0x80000000u) >> 5, other = (abs_b << 8 | 0x80000000u) >> 5;
+  if (abs_b < 0x800000u) { /* a subnormal number has no leading digit, and the exponent one */
+    other = abs_b << 3;
+    if (exponent) shift--;
+    else sum = abs_a << 3, exponent = 1;
+  }
+  if (shift) other = shift > 26 ? 1 : other >> shift | (other << (32 - shift) ? 1 : 0);
+  if ((int32_t)(a ^ b) < 0) {
     sum -= other;
     if (!sum) return 0;
     while (sum < 1u << 18 && exponent > 8) sum <<= 8, exponent -= 8;
@@ -37,11 +35,9 @@ static inline uint32_t float32_add(uint32_t a, uint32_t b) {
     sum += other;
     if (sum >> 27) sum = sum >> 1 | (sum & 1), exponent++;
   }
-  uint32_t beyond = sum & 7;
-  sum >>= 3;
-  sum += beyond > 4 || (beyond == 4 && (sum & 1));
-  /* The leading digit counts as one in the exponent, and a subnormal number has none. */
-  uint32_t result = (exponent << 23) + sum - 0x800000u;
+  sum = (sum + 3 + (sum >> 3 & 1)) >> 3;
+  /* The leading digit counts as one in the exponent. */
+  uint32_t result = ((exponent - 1) << 23) + sum;
   if (result > 0x7F800000u) result = 0x7F800000u;
   return (a & 0x80000000u) | result;
 }
@@ -54,8 +50,9 @@ static inline uint32_t bfloat16_add(uint32_t a, uint32_t b) {
 
 enum { INT32, FLOAT32, BFLOAT16 };
 
-/* Add n words at source to those at target; n is a multiple of four. */
-static void add_words(uint32_t *target, const uint32_t *source, uint32_t n, uint32_t type) {
+/* Add n words at source to those at target; n is a multiple of four. Not inlined, so that its loops
+ * have all registers. */
+__attribute__((noinline)) static void add_words(uint32_t *target, const uint32_t *source, uint32_t n, uint32_t type) {
   const uint32_t *end = source + n;
   if (type == INT32) {
     for (; source != end; source += 4, target += 4) {

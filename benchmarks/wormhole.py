@@ -1,0 +1,128 @@
+"""Runs collectives on a simulated Galaxy of Wormhole chips, whole and broken, and counts.
+
+    python benchmarks/wormhole.py LIBTTSIM [--only TEXT] [--seconds 600] [--list] [--no-write]
+
+The cases: the 8x4 torus and the 8x4 mesh, whole, less each chip, less each 2x2 block, and less
+three random sets of chips, links and cables; an allreduce of 64 KB of int32 and of float32 on each.
+Then the other collectives, bfloat16, and 256 KB of float32 on the torus less a block. Every case
+compares all bits, and all memory that nobody may touch. `--only` takes the cases whose name has the
+text. After `--seconds` no case begins: the next call goes on after the cases of the newest file.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from meshmend.errors import MeshmendError
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+from meshmend.wormhole.experiment import Question, parse_lost_cable, run_experiment
+from record import RESULTS, record
+
+SHAPE = "8x4"
+RANDOM_SETS = 3
+
+
+def random_set(number: int, wrap: str) -> tuple[list[str], list[str]]:
+    """Return failures and lost cables that leave the live chips connected."""
+    rng = random.Random(35 * number)
+    whole = parse_mesh(SHAPE, wrap=wrap)
+    while True:
+        chips = rng.sample(whole.live, rng.randint(1, 4))
+        links = [tuple(whole.live[rank] for rank in pair) for pair in whole.links.tolist()]
+        picked = rng.sample(links, 4)
+        names = ["-".join(",".join(map(str, chip)) for chip in link) for link in picked]
+        failures = [",".join(map(str, chip)) for chip in chips] + [f"link:{names[0]}"]
+        mesh = whole.without(*failures)
+        if largest_part(mesh).n_live == mesh.n_live:
+            return failures, [f"{name}:{rng.randrange(4)}" for name in names[1:]]
+
+
+def cases() -> Iterator[tuple[str, Question]]:
+    """Yield each case with its name, those that tell most first."""
+    broken: list[tuple[str, str, list[str], list[str]]] = []
+    for wrap, kind in (("all", "torus"), ("none", "mesh")):
+        broken += [(f"{kind}", wrap, [], []), (f"{kind} less 2x2@2,0", wrap, ["2x2@2,0"], [])]
+        broken += [
+            (f"{kind} random {number}", wrap, *random_set(number, wrap))
+            for number in range(RANDOM_SETS)
+        ]
+    for wrap, kind in (("all", "torus"), ("none", "mesh")):
+        rows, columns = Mesh((8, 4)).shape
+        broken += [
+            (f"{kind} less 2x2@{row},{column}", wrap, [f"2x2@{row},{column}"], [])
+            for row, column in product(range(rows - 1), range(columns - 1))
+            if (row, column) != (2, 0)
+        ]
+        broken += [
+            (f"{kind} less {row},{column}", wrap, [f"{row},{column}"], [])
+            for row, column in product(range(rows), range(columns))
+        ]
+    for type_name in ("int32", "float32"):
+        for name, wrap, fail, cables in broken:
+            mesh = parse_mesh(SHAPE, wrap=wrap, fail=fail)
+            lost = tuple(parse_lost_cable(text) for text in cables)
+            yield f"{type_name} {name}", Question(mesh, 65536, type_name, lost_cables=lost)
+    hole = parse_mesh(SHAPE, wrap="all", fail=["2x2@2,0"])
+    for collective in ("reduce-scatter", "all-gather", "broadcast"):
+        yield f"{collective} int32", Question(hole, 65536, collective=collective)
+        yield f"{collective} float32", Question(hole, 65536, "float32", collective)
+    yield "bfloat16", Question(hole, 16384, "bfloat16")
+    yield "256 KB float32", Question(hole, 262144, "float32")
+
+
+def measured(name: str, question: Question, library: Path) -> dict[str, Any]:
+    """Return the figures of a case, or why it failed."""
+    start = time.process_time()
+    try:
+        facts = run_experiment(question, library).summary()
+    except MeshmendError as error:
+        return {"case": name, "mesh": str(question.mesh), "right": False, "error": str(error)}
+    del facts["bytes_per_cable"]
+    facts["lost_cables"] = len(question.lost_cables)
+    facts["host_cpu_s"] = time.process_time() - start
+    return {"case": name, **facts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--no-write", action="store_true")
+    arguments = parser.parse_args()
+    wanted = [case for case in cases() if arguments.only in case[0]]
+    if arguments.list:
+        print("\n".join(name for name, _ in wanted))
+        return
+    newest = max(RESULTS.glob("wormhole-*.json"), default=None)
+    done = [] if newest is None or arguments.no_write else json.loads(newest.read_text())["cases"]
+    start = time.perf_counter()
+    for name, question in wanted:
+        if name in {each["case"] for each in done}:
+            continue
+        if time.perf_counter() - start > arguments.seconds:
+            break
+        facts = measured(name, question, arguments.library)
+        done.append(facts)
+        words = "right" if facts["right"] else f"WRONG: {facts.get('error', 'bits differ')}"
+        print(
+            f"{name:<32} {words}, {facts.get('algorithm', '')}, {facts.get('clocks', 0):,} clocks, "
+            f"{facts.get('wall_s', 0):.0f} s",
+            flush=True,
+        )
+        if not arguments.no_write:
+            record("wormhole", {"cases": done})
+    n_right = sum(each["right"] for each in done)
+    print(f"{n_right} of {len(done)} cases right")
+
+
+if __name__ == "__main__":
+    main()
