@@ -40,6 +40,7 @@ NOT_RUN = {
     "meshmend explore": "serves until it is interrupted; tests/pages/explore/test_page.py opens it",
     "* --explore": "serves a page; tests/pages/explore/test_live_page.py opens it",
     "meshmend wormhole run": "needs a simulator's library; tests/wormhole/test_machine.py has one",
+    "meshmend import system": "needs a machine's file; tests/planning/formats makes some",
     "*10.0.0.1:": "needs several machines; tests/launch/test_separate_hosts.py has such",
 }
 NETWORKS = ("meshmend bench", "meshmend testbed")  # need a kernel that grants network namespaces

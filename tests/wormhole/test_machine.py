@@ -16,7 +16,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.wormhole.bus import Clock, Read, RemoteBus, Request, Write
 from meshmend.wormhole.experiment import Question, parse_lost_cable, run_experiment
-from meshmend.wormhole.machine import Machine, discovered, laid_out, wiring_of
+from meshmend.wormhole.machine import Machine, discovered, laid_out, wiring_of, with_lost_cables
 from meshmend.wormhole.table import ETHERNET_PLACES
 
 Captured = pytest.CaptureFixture[str]
@@ -80,8 +80,20 @@ def test_a_lost_cable_has_no_part_at_both_ends() -> None:
         (0, 3): 3,
         (1, 2): 3,
     }
-    with pytest.raises(InputError, match="has 4 cables on this machine, but got cable 4"):
-        wiring_of(machine, made, chips, [parse_lost_cable("0,0-0,1:4")])
+
+
+def test_links_are_as_slow_as_the_cables_that_they_lost() -> None:
+    machine, mesh = torus_machine((8, 4)), Mesh((2, 2))
+    chips = laid_out(machine, mesh)
+    lost = [parse_lost_cable(f"0,0-0,1:{number}") for number in (0, 2, 2)]
+    lost += [parse_lost_cable(f"1,0-1,1:{number}") for number in range(4)]
+
+    found = with_lost_cables(mesh, machine, chips, lost)
+
+    assert str(found) == "2x2 less link:1,0-1,1 slow link:0,0-0,1=0.5"
+    for text, n_cables in (("0,0-0,1:4", 4), ("0,1-0,2:0", 0)):
+        with pytest.raises(InputError, match=f"has {n_cables} cables on this machine"):
+            with_lost_cables(mesh, machine, chips, [parse_lost_cable(text)])
 
 
 @pytest.mark.parametrize(

@@ -233,8 +233,9 @@ def _import_machine(file: Path, source: str, wanted: "Mesh | None", as_json: boo
     from meshmend.topology.mesh import format_wrap
 
     text = _read(file)
+    places: dict[int, tuple[int, ...]] = {}
     if wanted is None:
-        found, places = mesh_of_graph(text), {}
+        found = mesh_of_graph(text)
     else:
         found, places = mesh_of_system(text, wanted)
     options = ["--mesh", "x".join(map(str, found.shape)), "--wrap", format_wrap(found.wrap)]

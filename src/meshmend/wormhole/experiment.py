@@ -22,7 +22,15 @@ from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.wormhole.bus import RemoteBus
 from meshmend.wormhole.compiler import ADD_WORD_CLOCKS, compiled
-from meshmend.wormhole.machine import LostCable, Outcome, discovered, laid_out, run, wiring_of
+from meshmend.wormhole.machine import (
+    LostCable,
+    Outcome,
+    discovered,
+    laid_out,
+    run,
+    wiring_of,
+    with_lost_cables,
+)
 from meshmend.wormhole.payload import expected
 from meshmend.wormhole.table import ITEM_BYTES, Program
 
@@ -42,8 +50,8 @@ def fabric_of(type_name: str) -> Fabric:
     return Fabric(
         name=f"wormhole-{type_name}",
         link_bandwidth_bytes_per_s=50e9,
-        hop_latency_s=1e-6,
-        message_overhead_s=0.5e-6,
+        hop_latency_s=0.3e-6,
+        message_overhead_s=2e-6,
         chip_bandwidth_bytes_per_s=_N_CORES * 4e9 / ADD_WORD_CLOCKS[type_name],
         source="Four cables of 100 Gbit/s a link, from public descriptions. The rest is what our "
         "kernel takes under ttsim, at an assumed clock of 1 GHz.",
@@ -194,18 +202,18 @@ def dtype_of(type_name: str) -> "np.dtype[Any]":
     return found
 
 
-def plan_for(question: Question) -> Plan:
-    """Return the plan of a question, proved."""
+def plan_for(question: Question, mesh: Mesh | None = None) -> Plan:
+    """Return the plan of a question, proved; for its mesh as it is, if that is given."""
+    mesh = question.mesh if mesh is None else mesh
     target = Target(float(question.payload_bytes), fabric_of(question.type_name))
     if question.collective == BROADCAST:
         if question.algorithm != "auto":
             raise InputError(
                 f"a broadcast has no algorithms, but got {question.algorithm!r}; leave it out"
             )
-        part = largest_part(question.mesh)
-        return planned(question.mesh, broadcast(part, 0), target)
+        return planned(mesh, broadcast(largest_part(mesh), 0), target)
     return plan(
-        question.mesh,
+        mesh,
         question.algorithm,
         collective=question.collective,
         payload=target.payload_bytes,
@@ -229,7 +237,9 @@ def run_experiment(
         machine = discovered(bus)
         chips = laid_out(machine, question.mesh)
         progress("planning", None)
-        made = plan_for(question)
+        made = plan_for(
+            question, with_lost_cables(question.mesh, machine, chips, question.lost_cables)
+        )
         program = compiled(
             made,
             wiring_of(machine, made, chips, question.lost_cables),

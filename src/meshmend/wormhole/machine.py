@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError, TransportError
 from meshmend.planning.plan import Plan
-from meshmend.topology.failures import Chip, Link
+from meshmend.topology.failures import Chip, Link, SlowLink
 from meshmend.topology.mesh import Mesh
 from meshmend.wormhole.bus import Bus, Clock, Read, Write
 from meshmend.wormhole.compiler import Cable, End, Wiring
@@ -190,16 +190,15 @@ class LostCable:
     number: int
 
 
-def wiring_of(
-    machine: Machine, plan: Plan, chips: Mapping[Chip, int], lost: Sequence[LostCable] = ()
-) -> Wiring:
-    """Return the live cables of each link end of a plan's mesh.
+def with_lost_cables(
+    mesh: Mesh, machine: Machine, chips: Mapping[Chip, int], lost: Sequence[LostCable]
+) -> Mesh:
+    """Return a mesh whose links are as slow as the cables that they lost; without any, they failed.
 
     Raises:
         InputError: a lost cable that the machine does not have.
     """
-    mesh = plan.placement.mesh
-    gone = {(each.link, each.number) for each in lost}
+    gone: dict[Link, set[int]] = defaultdict(set)
     for each in lost:
         ends = [chips.get(end) for end in (each.link.first, each.link.second)]
         n_cables = 0 if None in ends else len(machine.between(*ends))  # type: ignore[arg-type]
@@ -207,6 +206,20 @@ def wiring_of(
             raise InputError(
                 f"{each.link} has {n_cables} cables on this machine, but got cable {each.number}"
             )
+        gone[each.link].add(each.number)
+    for link, numbers in sorted(gone.items()):
+        n_cables = len(machine.between(chips[link.first], chips[link.second]))
+        left = n_cables - len(numbers)
+        mesh = mesh.slowed(SlowLink(link, left / n_cables)) if left else mesh.without(link)
+    return mesh
+
+
+def wiring_of(
+    machine: Machine, plan: Plan, chips: Mapping[Chip, int], lost: Sequence[LostCable] = ()
+) -> Wiring:
+    """Return the live cables of each link end of a plan's mesh."""
+    mesh = plan.placement.mesh
+    gone = {(each.link, each.number) for each in lost}
     cables: dict[End, tuple[Cable, ...]] = {}
     for rank, port in zip(*np.nonzero(mesh.neighbor_ranks >= 0), strict=True):
         here, there = mesh.live[rank], mesh.live[mesh.neighbor_ranks[rank, port]]
