@@ -108,6 +108,8 @@ def test_links_are_as_slow_as_the_cables_that_they_lost() -> None:
         ("--mesh 2x2 --library {here} --lost-cable 0,0", "a lost cable is written 0,1-0,2:3"),
         ("--mesh 2x2 --library {here} --algorithm nope", "nope"),
         ("--mesh 2y2 --library {here}", "2y2"),
+        ("--mesh 2x2 --library {here} --plan /nowhere.json", "cannot read the plan"),
+        ("--mesh 2x2 --library {here} --plan {here} --algorithm trees", "leave the others out"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -140,6 +142,18 @@ def test_a_small_mesh_has_every_bit(line: str, n_untouched: int, capsys: Capture
     assert facts["untouched_cores"] == n_untouched
     assert facts["cables"] == (512 - n_untouched) // 2
     assert 0 < facts["busiest_cable"]["bytes"] <= facts["bytes_on_cables"]
+
+
+@with_ttsim
+def test_a_plan_of_a_file_runs_on_its_own_mesh_only(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "plan.json"
+    plan(Mesh((2, 2)), "ring-1d").save(file)
+    line = f"wormhole run --payload 1KB --plan {file} --json"
+
+    assert run_line([*line.split(), "--mesh", "2x2"]) == 0
+    assert json.loads(capsys.readouterr().out)["algorithm"] == "ring-1d"
+    assert run_line([*line.split(), "--mesh", "2x3"]) == 2
+    assert "is a plan for the mesh 2x2, but got 2x3" in capsys.readouterr().err
 
 
 @with_ttsim

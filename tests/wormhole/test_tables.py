@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -77,6 +77,21 @@ def test_the_order_in_which_cores_run_changes_nothing(seed: int) -> None:
     program = compiled(made, wired(made), n_elements=900, type_name="float32", slices=3)
 
     assert wrong_bits(made, program, seed=seed) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", ["all", "none"])
+@pytest.mark.parametrize(
+    "fail",
+    [f"{row},{column}" for row, column in product(range(8), range(4))]
+    + [f"2x2@{row},{column}" for row, column in product(range(7), range(3))],
+)
+def test_a_galaxy_less_any_chip_or_board(wrap: str, fail: str) -> None:
+    made = planned("8x4", wrap, fail, "trees", "allreduce")
+
+    program = compiled(made, wired(made), n_elements=1024, type_name="float32")
+
+    assert wrong_bits(made, program) == 0
 
 
 def sent_by(made: Plan, program: Program) -> dict[Core, int]:

@@ -71,6 +71,14 @@ def run_command(
     algorithm: Annotated[
         str, typer.Option("--algorithm", metavar="NAME", help="auto, or a name of an algorithm.")
     ] = "auto",
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="PLAN",
+            help="A plan for this mesh that 'meshmend plan -o' wrote, instead of a new one.",
+        ),
+    ] = None,
     slices: Annotated[
         int | None,
         typer.Option("--slices", metavar="N", help="Pieces of the payload, one after another."),
@@ -93,12 +101,18 @@ def run_command(
 
     - meshmend wormhole run --library libttsim.so --mesh 8x4 --type float32 --payload 256KB
 
+    - meshmend wormhole run --library libttsim.so --mesh 8x4 --fail 3,1 --plan plan.json
+
     - meshmend wormhole run --library libttsim.so --mesh 2x2 --lost-cable 0,0-0,1:3 --payload 4KB
     """
     from meshmend.units import parse_bytes
 
     broken, payload_bytes = mesh_of(mesh, wrap, fail), parse_bytes(payload)
     check_algorithms([algorithm], "auto")
+    if plan_file is not None:
+        if algorithm != "auto" or collective != "allreduce":
+            raise InputError("--plan has its own algorithm and collective; leave the others out")
+        check_readable(plan_file, "the plan")
     found = library or Path(TTSIM.value_in(os.environ) or "")
     if found == Path():
         raise InputError(
@@ -117,6 +131,7 @@ def run_command(
         slices=slices,
         lost_cables=tuple(parse_lost_cable(text) for text in lost_cable or ()),
         seed=seed,
+        plan_file=plan_file,
     )
     with progress(quiet=as_json, or_line=True) as bar:
         result = run_experiment(question, found.absolute(), bar)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
-from meshmend.planning.plan import Plan, plan, planned
+from meshmend.planning.plan import Plan, load_plan, plan, planned
 from meshmend.planning.target import Target
 from meshmend.schedule.spanning import broadcast
 from meshmend.schedule.table import Collective
@@ -61,7 +61,7 @@ def fabric_of(type_name: str) -> Fabric:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be run."""
+    """What is to be run: a collective, or the plan of a file, which is one for the mesh."""
 
     mesh: Mesh
     payload_bytes: int
@@ -71,6 +71,7 @@ class Question:
     slices: int | None = None
     lost_cables: tuple[LostCable, ...] = ()
     seed: int = 0
+    plan_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.type_name not in ITEM_BYTES:
@@ -121,6 +122,11 @@ class Result:
             totals[name] = totals.get(name, 0) + n_bytes
         return totals
 
+    @property
+    def _collective(self) -> str:
+        is_broadcast = self.question.collective == BROADCAST and self.question.plan_file is None
+        return BROADCAST if is_broadcast else self.plan.schedule.collective.value
+
     def summary(self) -> dict[str, Any]:
         """Return the figures as a JSON value; the busiest cable is by one direction."""
         outcome, program = self.outcome, self.program
@@ -128,7 +134,7 @@ class Result:
         per_cable = self.bytes_per_cable
         return {
             "mesh": str(self.question.mesh),
-            "collective": self.question.collective,
+            "collective": self._collective,
             "algorithm": self.plan.schedule.algorithm,
             "type": self.question.type_name,
             "payload_bytes": self.question.payload_bytes,
@@ -206,6 +212,8 @@ def plan_for(question: Question, mesh: Mesh | None = None) -> Plan:
     """Return the plan of a question, proved; for its mesh as it is, if that is given."""
     mesh = question.mesh if mesh is None else mesh
     target = Target(float(question.payload_bytes), fabric_of(question.type_name))
+    if question.plan_file is not None:
+        return load_plan(question.plan_file, mesh=mesh)
     if question.collective == BROADCAST:
         if question.algorithm != "auto":
             raise InputError(
