@@ -206,3 +206,14 @@ def test_what_tiles_cannot_train_is_refused_in_one_line(
     assert ended.returncode == 2, ended.stderr
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_loop_that_does_no_step_is_refused_and_not_endless(tmp_path: Path) -> None:
+    path = script(tmp_path)
+    path.write_text(path.read_text().replace("    with step", "    continue\n    with step"))
+
+    ended = run(path)
+
+    assert ended.returncode == 2, ended.stderr
+    assert "the loop over a TileJob needs 'with step as batch' in each turn" in ended.stderr

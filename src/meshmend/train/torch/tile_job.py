@@ -121,7 +121,12 @@ class TileJob:
         group.reconfigure((), self._build, self._tile)
         try:
             for _ in group.steps(self.steps):
-                yield TileStep(self, group)
+                step = TileStep(self, group)
+                yield step
+                if not step.is_begun:
+                    raise InputError(
+                        "the loop over a TileJob needs 'with step as batch' in each turn"
+                    )
         finally:
             self._source.close()
 
@@ -163,8 +168,10 @@ class TileStep(AbstractContextManager[Any]):
         self._job, self._group = job, group
         self._share, self._n_shares, self._is_first = Share(0, 0), 1, True
         self._trying = retrying()
+        self.is_begun = False
 
     def __enter__(self) -> Any:
+        self.is_begun = True
         self._trying.__enter__()
         share, self._n_shares, self._is_first = self._job.share()
         samples, batch = self._job.samples(share)
