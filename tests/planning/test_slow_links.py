@@ -78,6 +78,15 @@ def test_the_plan_that_knows_the_speeds_beats_the_one_that_does_not() -> None:
     assert known.predicted().time_s < 1.1 * known.limit().time_s
 
 
+def test_for_a_short_payload_trees_that_ignore_speeds_may_be_faster_and_are_taken() -> None:
+    slow = ["link:0,1-4,1=0.365", "link:1,1-2,1=0.562", "link:3,0-3,1=0.535"]
+    mesh = parse_mesh("5x2", wrap="all", fail=["2,0"], slow=slow)
+
+    known, unknown = plan(mesh, payload="100KB"), equal_links_plan(mesh, payload="100KB")
+
+    assert known.predicted().time_s <= 1.01 * unknown.predicted().time_s
+
+
 def test_tiles_avoid_a_slow_link() -> None:
     mesh = Mesh((8, 4)).slowed("link:3,0-4,0=0.25")
 

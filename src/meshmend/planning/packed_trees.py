@@ -5,7 +5,7 @@ is `Pipelined`, searches ask how long it takes in one pipeline and another.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property, lru_cache
 
@@ -89,7 +89,8 @@ class TreeShape:
     channel-disjoint trees as possible instead. All slices then pass a channel within the time of
     `window` hops. With a `gap` the leaves of the trees fill the gaps of the channels. With a seed
     in `straight` the branches are straight lines. Trees that hang from owners carry `chunks_each`
-    chunks of each rank. `rooted` trees are made for their owners, one for each chunk.
+    chunks of each rank. `rooted` trees are made for their owners, one for each chunk. With `equal`
+    they are made as if all links were equally fast.
     """
 
     n_trees: int
@@ -99,6 +100,7 @@ class TreeShape:
     gap: float | None = None
     straight: int | None = None
     rooted: bool = False
+    equal: bool = False
 
     @property
     def is_disjoint(self) -> bool:
@@ -160,19 +162,25 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     show.
     """
     packing = None
+    seen = with_equal_links(mesh) if shape.equal else mesh
     if shape.rooted:
-        packing = rooted_packing(mesh, chunks_each=shape.chunks_each)
+        packing = rooted_packing(seen, chunks_each=shape.chunks_each)
     if shape.window is not None:
-        packing = disjoint_packing(mesh, window=shape.window)
+        packing = disjoint_packing(seen, window=shape.window)
     if shape.gap is not None and shape.depth_slack is not None:
         packing = gap_packing(
-            mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack, gap=shape.gap
+            seen, n_trees=shape.n_trees, depth_slack=shape.depth_slack, gap=shape.gap
         )
     if shape.straight is not None and shape.depth_slack is not None:
-        packing = _straight(mesh, shape.n_trees, shape.depth_slack, shape.straight)
+        packing = _straight(seen, shape.n_trees, shape.depth_slack, shape.straight)
     if packing is None:
-        packing = tree_packing(mesh, n_trees=shape.n_trees, depth_slack=shape.depth_slack)
+        packing = tree_packing(seen, n_trees=shape.n_trees, depth_slack=shape.depth_slack)
     return Trees(mesh, shape, packing)
+
+
+def with_equal_links(mesh: Mesh) -> Mesh:
+    """Return a mesh without its slow links' speeds."""
+    return replace(mesh, slow=frozenset())
 
 
 def is_straight(mesh: Mesh, shape: TreeShape) -> bool:

@@ -18,12 +18,12 @@ from meshmend.errors import InputError, PlanFileError, UnsupportedError
 from meshmend.planning.choose import choose, choose_trees, chosen_schedule
 from meshmend.planning.colour_search import fastest_colours
 from meshmend.planning.files import PlanFile, read_plan, write_plan
-from meshmend.planning.pricing import supported_names
+from meshmend.planning.packed_trees import with_equal_links
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.proof import prove
 from meshmend.planning.target import Payload, Target, collective_named
 from meshmend.planning.tree_formula import Pipeline
-from meshmend.schedule.algorithms import algorithm
+from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.contributions import Proof
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.placement import Placement, channel_loads, placed
@@ -349,7 +349,7 @@ def equal_links_plan(
     Raises:
         InputError: the fabric is unknown, or the payload cannot be read.
     """
-    equal = replace(mesh, slow=frozenset())
+    equal = with_equal_links(mesh)
     made = plan(equal, payload=payload, fabric=fabric, cache_dir=cache_dir, progress=progress)
     return replace(made, mesh=mesh, placement=placed(largest_part(mesh), made.schedule))
 
@@ -393,11 +393,21 @@ def load_plan(
     return _proved(file, part, steps)
 
 
+def supported(mesh: Mesh) -> Iterator[str]:
+    """Yield the names of the algorithms that support a connected mesh, preferred ones first."""
+    for candidate in ALGORITHMS.values():
+        try:
+            candidate.check(mesh)
+        except UnsupportedError:
+            continue
+        yield candidate.name
+
+
 def _built(part: Mesh, name: str, collective: Collective) -> Schedule:
     try:
         return algorithm(name).build(part, collective)
     except UnsupportedError as error:
-        other = next(supported_names(part, collective))
+        other = next(supported(part))
         raise UnsupportedError(f"{error}; use '{other}'") from None
 
 

@@ -11,6 +11,7 @@ A **balanced packing** (`tree_balanced`) divides the load of both directions tog
 allreduce needs: around holes it loads one direction by up to half more.
 """
 
+import math
 from typing import Final
 
 import numpy as np
@@ -59,6 +60,8 @@ def _least_goal(mesh: Mesh, chunks_each: int) -> int:
     n_others = chunks_each * (mesh.n_live - 1)
     goal = -(-n_others // max(1, mesh_figures(mesh).min_degree))
     is_live = mesh.neighbor_ranks >= 0
+    if mesh.has_slow:
+        goal = max(goal, math.ceil(n_others / mesh_figures(mesh).capacities.min()))
     while mesh.has_slow and np.any((is_live * _goals(mesh, goal)).sum(axis=1) < n_others):
         goal += 1
     return goal

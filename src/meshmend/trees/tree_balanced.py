@@ -304,6 +304,8 @@ _TREES_PER_HOPELESS_LOAD = 2
 _RADIUS_PER_FIRST_SLACK_HOP = 16
 _RADIUS_PER_LAST_SLACK_HOP = 2
 _MORE_SLACK_HOPS = 4
+# Where links are slow, a cut of slow ones may need many times the load to begin with.
+_STEP_OF_SLOW = 32
 # From this gap on a hop less is worth a search for it: 0.3 % of the time of 32x32 at 10 MB.
 _LONG_GAP = 0.3
 
@@ -347,7 +349,7 @@ def evenest_forest(figures: MeshFigures, n_trees: int, seed: int) -> Forest:
                 )
                 if not excess_load:
                     return forest
-        load += 1
+        load += 1 if not figures.mesh.has_slow else max(1, load // _STEP_OF_SLOW)
 
 
 def gap_filling_forest(

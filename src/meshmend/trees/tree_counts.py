@@ -29,6 +29,9 @@ def least_load(figures: MeshFigures, n_trees: int) -> int:
         return 0
     n_uses = n_trees * (mesh.n_live - 1)
     least = max(-(-n_uses // len(mesh.links)), -(-n_trees // figures.min_degree))
+    if mesh.has_slow:
+        least = max(least, math.ceil(n_uses / mesh.link_speeds.sum()))
+        least = max(least, math.ceil(n_trees / figures.capacities.min()))
     while mesh.has_slow and not _may_fit(mesh, n_trees, least):
         least += 1
     return least
