@@ -26,8 +26,15 @@ from meshmend.planning.proof import prove
 from meshmend.planning.quick_plan import quick_schedule
 from meshmend.planning.target import Target
 from meshmend.schedule.algorithms import algorithm as algorithm_named
-from meshmend.schedule.hazards import Hazards
-from meshmend.schedule.spanning import broadcast, spread, spread_in_parts, tree_sum
+from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.spanning import (
+    broadcast,
+    check_reached,
+    only_to,
+    spread,
+    spread_in_parts,
+    tree_sum,
+)
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
@@ -61,7 +68,7 @@ class CollectiveCall:
     that boxes of this shape cover.
     """
 
-    name: str  # "allreduce", "reduce-scatter", "all-gather", "broadcast"
+    name: str  # of a collective, or "broadcast"
     root: int = 0
     tile: tuple[int, ...] = ()
 
@@ -131,6 +138,9 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
             made = plan(mesh, "trees", payload=class_bytes)
         return made.schedule, made.hazards
     collective = Collective(kind.name)
+    if collective is Collective.ALL_TO_ALL:
+        made = plan(mesh, AUTO, collective=collective, payload=class_bytes)
+        return made.schedule, made.hazards
     target = Target(class_bytes)
     is_ring = is_ring_faster(mesh, target.fabric, target.payload_bytes, collective)
     return _half(mesh, "ring-1d" if is_ring else "trees", collective)
@@ -170,13 +180,25 @@ def _half(mesh: Mesh, name: str, collective: Collective) -> Proved:
 
 
 @lru_cache(maxsize=128)  # two for the return of each board
-def proved_spread(mesh: Mesh, holders: tuple[int, ...], *, in_parts: bool = False) -> Proved:
+def proved_spread(
+    mesh: Mesh,
+    holders: tuple[int, ...],
+    *,
+    in_parts: bool = False,
+    receivers: tuple[int, ...] | None = None,
+) -> Proved:
     """Return a proved schedule that sends what these ranks hold to all others, and its hazards.
 
     With `in_parts` a rank takes parts of it from several holders, which must hold the same bytes.
+    With `receivers` only these ranks, and those on the way, get anything.
     """
     schedule = spread_in_parts(mesh, holders) if in_parts else spread(mesh, holders)
-    return schedule, prove(mesh, schedule, replicas=holders).hazards
+    proved = schedule, prove(mesh, schedule, replicas=holders).hazards
+    if receivers is None:
+        return proved
+    pruned = only_to(schedule, receivers)
+    check_reached(pruned, holders, receivers)
+    return pruned, hazards_of(pruned)
 
 
 def payload_class(kind: CollectiveCall, n_bytes: int) -> int:

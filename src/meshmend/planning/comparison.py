@@ -151,9 +151,10 @@ def compared(
     """
     part = largest_part(mesh)
     question = Question(part, payload_bytes, fabric, collective)
-    refused = refusals(part) if ALL in names else {}
+    refused = refusals(part, collective) if ALL in names else {}
     if ALL in names:
-        to_price = [*supported_names(part, collective), *(BASELINES if mesh.failures() else ())]
+        has_baselines = mesh.failures() and collective is not Collective.ALL_TO_ALL
+        to_price = [*supported_names(part, collective), *(BASELINES if has_baselines else ())]
     else:
         to_price = checked_names(name for name in names if name != AUTO)
     shares = ProgressShares(progress, len(to_price) + (AUTO in names))
@@ -230,10 +231,15 @@ def _found_price_of_auto(
     return replace(result, name=AUTO, detail=detail)
 
 
-def refusals(mesh: Mesh) -> dict[str, str]:
-    """Return the algorithms that do not support a connected mesh, with their reasons."""
+def refusals(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> dict[str, str]:
+    """Return the algorithms that do not support a connected mesh, with their reasons.
+
+    Those of another collective are left out.
+    """
     reasons = {}
     for name, algorithm in ALGORITHMS.items():
+        if collective not in algorithm.collectives:
+            continue
         try:
             algorithm.check(mesh)
         except UnsupportedError as error:

@@ -19,11 +19,12 @@ from meshmend.planning.choose import choose, choose_trees, chosen_schedule
 from meshmend.planning.colour_search import fastest_colours
 from meshmend.planning.files import PlanFile, read_plan, write_plan
 from meshmend.planning.packed_trees import with_equal_links
+from meshmend.planning.pricing import supported_names
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.proof import prove
 from meshmend.planning.target import Payload, Target, collective_named
 from meshmend.planning.tree_formula import Pipeline
-from meshmend.schedule.algorithms import ALGORITHMS, algorithm
+from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.contributions import Proof
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.placement import Placement, channel_loads, placed
@@ -393,21 +394,11 @@ def load_plan(
     return _proved(file, part, steps)
 
 
-def supported(mesh: Mesh) -> Iterator[str]:
-    """Yield the names of the algorithms that support a connected mesh, preferred ones first."""
-    for candidate in ALGORITHMS.values():
-        try:
-            candidate.check(mesh)
-        except UnsupportedError:
-            continue
-        yield candidate.name
-
-
 def _built(part: Mesh, name: str, collective: Collective) -> Schedule:
     try:
         return algorithm(name).build(part, collective)
     except UnsupportedError as error:
-        other = next(supported(part))
+        other = next(supported_names(part, collective))
         raise UnsupportedError(f"{error}; use '{other}'") from None
 
 

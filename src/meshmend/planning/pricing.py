@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.planning.exchange_prices import (
-    ALLREDUCE_ONLY,
     DIRECT,
     EXPRESS,
     SCATTERED_AXES,
@@ -125,6 +124,7 @@ def price(
         InputError: there is no such name.
     """
     if name == TREES:
+        algorithm(name).check_collective(question.collective)
         if below_s is not None and optimistic_tree_s(question) > below_s:
             return None
         if question.collective is Collective.ALLREDUCE:
@@ -153,10 +153,8 @@ def price(
 
 def supported_names(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> Iterator[str]:
     """Yield the algorithms that support a connected mesh, trees first."""
-    yield TREES
     for name in ALGORITHMS:
-        is_half = collective is not Collective.ALLREDUCE
-        if name == TREES or (is_half and name in ALLREDUCE_ONLY):
+        if collective not in algorithm(name).collectives:
             continue
         try:
             algorithm(name).check(mesh)
@@ -180,6 +178,9 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     )
     has_rings = wraps_around and not (mesh.failed or mesh.failed_links)
     names = list(supported_names(mesh, collective))
+    if collective is Collective.ALL_TO_ALL:
+        yield from names
+        return
     if wraps_around and (has_rings or mesh.n_live > _FEW_CHIPS):
         names = [name for name in names if name != EXPRESS]
     if not wraps_around and EXPRESS in names:  # quickly built, and its time rules out others
@@ -316,6 +317,8 @@ def _program(question: Question, name: str, skew: float) -> tuple[Program, Delay
 
 def _baseline(question: Question, name: str) -> tuple[Program, int, str]:
     mesh = question.mesh
+    if question.collective is Collective.ALL_TO_ALL:
+        raise UnsupportedError(f"{name} is a baseline of sums, but got an all-to-all; use 'pairs'")
     part = BASELINES[name](mesh)
     for candidate in _ON_INTACT_PART:
         try:
