@@ -102,11 +102,9 @@ def main() -> None:
     if arguments.list:
         print("\n".join(name for name, _ in wanted))
         return
-    newest = max(RESULTS.glob("wormhole-*.json"), default=None)
-    done = [] if newest is None or arguments.no_write else json.loads(newest.read_text())["cases"]
-    start = time.perf_counter()
+    start, done = time.perf_counter(), []
     for name, question in wanted:
-        if name in {each["case"] for each in done}:
+        if not arguments.no_write and name in {each["case"] for each in written()}:
             continue
         if time.perf_counter() - start > arguments.seconds:
             break
@@ -118,10 +116,15 @@ def main() -> None:
             f"{facts.get('wall_s', 0):.0f} s",
             flush=True,
         )
-        if not arguments.no_write:
-            record("wormhole", {"cases": done})
-    n_right = sum(each["right"] for each in done)
-    print(f"{n_right} of {len(done)} cases right")
+        if not arguments.no_write:  # another call may have written meanwhile
+            record("wormhole", {"cases": [*written(), facts]})
+    print(f"{sum(each['right'] for each in done)} of {len(done)} cases right")
+
+
+def written() -> list[dict[str, Any]]:
+    """Return the cases of the newest result file."""
+    newest = max(RESULTS.glob("wormhole-*.json"), default=None)
+    return [] if newest is None else list(json.loads(newest.read_text())["cases"])
 
 
 if __name__ == "__main__":

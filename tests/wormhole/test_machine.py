@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meshmend.cli.main import run_line
@@ -15,9 +16,18 @@ from meshmend.planning.plan import plan
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.wormhole.bus import Clock, Read, RemoteBus, Request, Write
+from meshmend.wormhole.compiler import compiled
 from meshmend.wormhole.experiment import Question, parse_lost_cable, run_experiment
-from meshmend.wormhole.machine import Machine, discovered, laid_out, wiring_of, with_lost_cables
-from meshmend.wormhole.table import ETHERNET_PLACES
+from meshmend.wormhole.machine import (
+    Machine,
+    discovered,
+    laid_out,
+    run,
+    wiring_of,
+    with_lost_cables,
+)
+from meshmend.wormhole.table import ETHERNET_PLACES, HEADER_AT, PASS, WAIT, Core, Program
+from wormhole_cables import with_table
 
 Captured = pytest.CaptureFixture[str]
 LIBRARY = TTSIM.value_in(os.environ)
@@ -165,6 +175,51 @@ def test_the_galaxy_is_an_8x4_torus() -> None:
     assert bus.n_chips == 32
     assert len(machine.cables) == 32 * 16
     assert [chips[0, column] for column in range(4)] == [0, 3, 19, 16]
+
+
+def with_a_stray_move(program: Program, victim: Core) -> Program:
+    """Return a program in which a core of the victim's chip writes 16 bytes there, at the end."""
+    core = next(each for each in program.moves if each.rank == victim.rank)
+    stray = np.zeros((1, 8), dtype=np.uint32)
+    stray[0] = PASS, 0x30000, HEADER_AT, 16, 0x30000, ETHERNET_PLACES[victim.channel], 1, 0
+    return with_table(program, core, np.concatenate([program.moves[core], stray]))
+
+
+@with_ttsim
+def test_a_byte_on_a_dead_cable_is_found() -> None:
+    made, lost = plan(Mesh((1, 2)), "trees"), [parse_lost_cable("0,0-0,1:1")]
+    with RemoteBus(Path(LIBRARY)) as bus:
+        machine = discovered(bus)
+        chips = laid_out(machine, made.mesh)
+        program = compiled(made, wiring_of(machine, made, chips, lost), n_elements=64)
+        numbers = [chips[chip] for chip in made.mesh.live]
+        (here, _) = machine.between(*numbers)[1]
+        arrays = [np.ones(64, np.int32)] * 2
+        mutant = with_a_stray_move(program, Core(0, here))
+
+        with pytest.raises(TransportError, match=f"channel {here} of chip {numbers[0]} changed"):
+            run(machine, mutant, numbers, arrays)
+
+
+@with_ttsim
+@pytest.mark.slow
+def test_a_core_that_waits_forever_is_found() -> None:
+    made = plan(Mesh((1, 2)), "trees")
+    with RemoteBus(Path(LIBRARY)) as bus:
+        machine = discovered(bus)
+        chips = laid_out(machine, made.mesh)
+        program = compiled(made, wiring_of(machine, made, chips), n_elements=64)
+        core = next(iter(program.moves))
+        moves = program.moves[core].copy()
+        moves[moves[:, 0] == WAIT, 6] += 1000
+
+        with pytest.raises(TransportError, match="did nothing for 200,000 clocks"):
+            run(
+                machine,
+                with_table(program, core, moves),
+                [chips[chip] for chip in made.mesh.live],
+                [np.ones(64, np.int32)] * 2,
+            )
 
 
 @with_ttsim

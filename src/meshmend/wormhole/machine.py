@@ -59,7 +59,7 @@ _IN_RESET: Final = 0x800
 _PATTERN_DRAM_BYTES: Final = 1 << 16
 _POLL_CLOCKS: Final = 512
 _MOST_TRIES: Final = 50_000  # to lay a mesh on a machine: less than a second
-_STALLED_CLOCKS: Final = 1_000_000
+_STALLED_CLOCKS: Final = 200_000  # the longest move takes some ten thousand
 
 Progress = Callable[[str, float | None], None]
 
