@@ -100,7 +100,7 @@ class Payload:
 class Chips:
     """Chips that compute shares twice; `wrong(rank, turn)` is what a chip computes instead."""
 
-    def __init__(self, n_chips: int, every: int) -> None:
+    def __init__(self, n_chips: int, every: int, *, is_tested: bool = True) -> None:
         self.payloads = [Payload() for _ in range(n_chips)]
         self.checks: list[ShareChecks] = []
         self.places = [Place(rank, n_chips) for rank in range(n_chips)]
@@ -108,11 +108,13 @@ class Chips:
             place: Any = self.places[rank]
             learner: Any = payload
             self.checks.append(ShareChecks(learner, place, every=every))
+        if is_tested:
+            assert self.step(0, lambda rank: RIGHT) == Finding()
 
-    def step(self, step: int, computes: Any, *, has_moved_state: bool = False) -> Finding:
+    def step(self, step: int, computes: Any) -> Finding:
         """Let all chips compute what they are to; return what all of them find."""
         for rank, check in enumerate(self.checks):
-            for _ in check.begin(step, has_moved_state=has_moved_state):
+            for _ in check.begin(step):
                 self.payloads[rank].value = computes(rank)
                 check.add_second()
             self.payloads[rank].value = computes(rank)
@@ -174,10 +176,10 @@ def test_undisturbed_chips_raise_no_alarm() -> None:
 
 
 def test_chips_that_do_not_compute_the_same_are_refused_before_the_first_step() -> None:
-    chips = Chips(4, 8)
+    chips = Chips(4, 8, is_tested=False)
 
     with pytest.raises(InputError, match=r"chips \(0, 2\) differ from the others or from") as error:
-        chips.step(0, lambda rank: RIGHT + (rank == 2), has_moved_state=True)
+        chips.step(0, lambda rank: RIGHT + (rank == 2))
     assert "\n" not in str(error.value)
 
 
@@ -185,16 +187,15 @@ def test_a_model_that_cannot_be_repeated_is_refused_before_the_first_step() -> N
     numbers = iter(range(100))
 
     with pytest.raises(InputError, match="and 1 more differ"):
-        Chips(4, 8).step(0, lambda rank: next(numbers), has_moved_state=True)
+        Chips(4, 8, is_tested=False).step(0, lambda rank: next(numbers))
 
 
 def test_a_chip_that_comes_later_and_computes_otherwise_is_named() -> None:
     chips = Chips(4, 1)
-    assert chips.step(0, lambda rank: RIGHT, has_moved_state=True) == Finding()
     for place in chips.places:
         place.generation_number = 2
 
-    finding = chips.step(1, lambda rank: RIGHT + (rank == 3), has_moved_state=True)
+    finding = chips.step(1, lambda rank: RIGHT + (rank == 3))
 
     assert finding == Finding(is_void=True, wrong=(3,))
 

@@ -78,6 +78,10 @@ class Disk:
             raise InputError(f"cannot write the checkpoint of step {state.step}: no space")
         self._shards.setdefault((state.step, n_shards), {})[shard] = state
 
+    def set_aside(self, after: int) -> None:
+        """Let nobody read the checkpoints after a step."""
+        self._shards = {key: found for key, found in self._shards.items() if key[0] <= after}
+
     def complete_steps(self) -> list[int]:
         """Return the steps of which all shards of one count are there."""
         return sorted({step for (step, n), found in self._shards.items() if len(found) == n})

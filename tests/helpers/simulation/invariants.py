@@ -16,12 +16,14 @@ from meshmend.membership.events import (
     StateLost,
     StateRestored,
     WorkerStepped,
+    WorkerTurnedAway,
 )
 from meshmend.membership.generation import Generation
 from meshmend.topology.failures import Chip
 from simulation.disk import State
 from simulation.event_loop import EventLoop
 
+WRONG = "computed wrong numbers"  # begins why a chip is turned away for good
 Contribution = tuple[int, int, int, int]  # first sample, one past the last, batch, digest before
 
 
@@ -54,6 +56,9 @@ class Invariants:
         self._given_up: list[State] = []  # steps that the last restore goes back behind
         self.n_restores = 0
         self.n_generations = 0
+        self.wrong: set[Chip] = set()  # chips that have computed a wrong number
+        self.expelled: set[Chip] = set()
+        self.is_undecided = False  # of two chips that differ, nobody can say which is wrong
         self.failure = ""
 
     def allow_forks(self, why: str) -> None:
@@ -96,8 +101,9 @@ class Invariants:
         match event:
             case StateLost():
                 self._lost_told_at = clock
-            case StateRestored(step=step):
-                self.check(self._lost_told_at is not None, "restored without a word of a loss")
+            case StateRestored(step=step, why=why):
+                is_told = self._lost_told_at is not None or bool(why and self.wrong)
+                self.check(is_told, "restored without a word of a loss")
                 self._lost_told_at = None
                 self._is_restoring = True
                 self._given_up = self.settled[step + 1 :]
@@ -115,6 +121,9 @@ class Invariants:
                 top = self.settled[-1].step
                 self.check(step >= top, f"generation {number} goes back to {step} from {top}")
                 self.check(step <= top + 1, f"generation {number} skips from {top} to {step}")
+            case WorkerTurnedAway(chip=chip, why=why) if WRONG in why:
+                self.check(chip in self.wrong, f"{chip} is out, and never was wrong")
+                self.expelled.add(chip)
             case HistoryDropped(chip=chip):
                 self._told_dropped.add(chip)
             case JobFailed(why=why):

@@ -28,6 +28,7 @@ class Run:
     is_failed_job: bool = False
     n_restores: int = 0
     n_generations: int = 0
+    expelled: frozenset[Chip] = frozenset()
     ended_at: float = 0.0
     n_actions: int = 0
     trace: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ def simulate(
         is_failed_job=bool(world.rules.failure),
         n_restores=world.rules.n_restores,
         n_generations=world.rules.n_generations,
+        expelled=frozenset(world.rules.expelled),
         ended_at=events.now,
         n_actions=events.n_actions,
         trace=tuple(events.trace),
@@ -117,6 +119,8 @@ def _tell_where_all_wait(world: World) -> None:
 def _problem_at_the_end(world: World) -> str:
     if world.rules.failure:
         return _why_no_failure(world)
+    if world.rules.is_undecided:
+        return ""
     if not world.is_over:
         step = world.rules.settled[-1].step
         return f"the job stands still at step {step} of {world.scenario.n_steps}"

@@ -4,7 +4,13 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from meshmend.errors import CheckpointDamageError, InputError, JobFailedError, RefusedError
+from meshmend.errors import (
+    CheckpointDamageError,
+    InputError,
+    JobFailedError,
+    RefusedError,
+    WrongResultError,
+)
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
@@ -16,6 +22,7 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_tile
 from meshmend.topology.tiles import box_colour, box_tiling
+from meshmend.train.core.share_checks import Finding
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.data.samples import batch_of, share_of
@@ -25,6 +32,7 @@ from simulation.event_loop import EventLoop
 from simulation.invariants import Contribution, Invariants, digest_after
 from simulation.network import Network
 from simulation.peers import SimulatedPeers
+from simulation.share_checks import SimulatedChecks
 from simulation.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -48,6 +56,7 @@ class SimulatedReplica:
         self._n_steps = n_steps
         self._unreadable: set[int] = set()
         self.state = State(0, 0, 0)
+        self.right_until: int | None = None  # set while the state may hold wrong numbers
         self.also: State | None = None  # with tiles: of a step that others may not have done
         self.shards: SimulatedShards | None = None  # of a sharded optimizer
         self.on_replaced: Callable[[State, State], None] = lambda before, after: None
@@ -84,6 +93,8 @@ class SimulatedReplica:
     def newest_checkpoint(self) -> int | None:
         """Return the step of the newest whole checkpoint that this worker can read."""
         steps = self._disk.complete_steps()
+        if self.right_until is not None:
+            steps = [step for step in steps if step <= self.right_until]
         return max((step for step in steps if step not in self._unreadable), default=None)
 
     def went_back(self, step: int, generation: int) -> None:
@@ -97,6 +108,8 @@ class SimulatedReplica:
             raise CheckpointDamageError(f"the checkpoint of step {step} cannot be read")
         self.on_replaced(self.state, state)
         self.state, self.also = state, None
+        if self.right_until is not None:
+            self._disk.set_aside(step)
         if self.shards is not None:
             self.shards.adopt(state.digest)
 
@@ -122,6 +135,8 @@ class SimulatedWorker:
         board: tuple[int, ...] | None = None,
         swaps_plans: bool = False,
         tile: str = "",
+        wrong_rate: float | None = None,
+        goes_back: bool = False,
     ) -> None:
         host = 1 + whole.live.index(chip)
         self.process = WorkerProcess(events, host, chip, port, on_switch=on_switch)
@@ -144,6 +159,10 @@ class SimulatedWorker:
             SelfInjection(chip, ()),
             catch_up=self._sharding.catch_up if self._sharding else self.catch_up,
         )
+        self.checks: SimulatedChecks | None = None
+        if wrong_rate is not None:
+            self.checks = SimulatedChecks(self.peers, rules, chip, events.random, wrong_rate)
+        self._goes_back = goes_back
         self._reported = 0
         self._on_end = on_end
         self.is_wrong = batch != BATCH
@@ -205,6 +224,9 @@ class SimulatedWorker:
             self.refusal = str(error)
         except JobFailedError:
             pass
+        except WrongResultError as error:
+            self._rules.check(self.peers.n_members == 2, f"a third chip could decide: {error}")
+            self._rules.is_undecided = self.is_over = True
         self._events.tell(self.process.name, "ends %s", self.refusal)
         self.coordination.close()
         self.peers.close()
@@ -228,9 +250,22 @@ class SimulatedWorker:
         self._rules.attempts(process.chip, number, before)
         process.sleep(0.03 + 0.05 * self._events.random.random())
         parts: list[Contribution] = [(share.start, share.stop, share.batch, before.digest)]
-        if not self.loop.attempt(lambda: self._sum(parts, before, number)):
+        findings: list[Finding] = []
+        if self.checks is not None:
+            self.checks.begin(before.step)
+
+        def sum_and_compare() -> None:
+            self._sum(parts, before, number)
+            if self.checks is not None and (found := self.checks.compare(before.step)):
+                findings.append(found)
+
+        if not self.loop.attempt(sum_and_compare):
             self.loop.recover(after=number)
             return
+        if findings:
+            self._act_on(findings[0], number)
+            return
+        self.replica.right_until = None
         if self.replica.shards is not None:
             self.replica.shards.step()
         self.replica.state = self._rules.finishes(process.chip, number, before, parts)
@@ -242,6 +277,17 @@ class SimulatedWorker:
             self._report(number, batch, leads=rank == 0)
         if self.replica.state.step % SAVE_EVERY == 0:
             self._save(rank, n_members)
+
+    def _act_on(self, finding: Finding, number: int) -> None:
+        """Do what `JobCore` does when shares differ."""
+        assert self.checks is not None
+        if not finding.wrong:
+            return
+        if self._goes_back:
+            self.replica.right_until = self.checks.checks.right_until
+        chips = [self.peers.generation.chips[rank] for rank in finding.wrong]
+        self.loop.accuse(chips, right_until=self.replica.right_until)
+        self.loop.recover(after=number)
 
     def _attempt_in_tile(self, tile: tuple[int, ...], number: int, before: State) -> None:
         """Take part in a step that counts once all chips have done it: each has a part of it."""

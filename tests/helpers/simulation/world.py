@@ -13,7 +13,7 @@ from meshmend.topology.text import parse_mesh, parse_tile
 from simulation.coordinator_process import COORDINATOR_HOST, CoordinatorProcess
 from simulation.disk import Disk
 from simulation.event_loop import EventLoop, Process
-from simulation.invariants import Invariants, ProtocolError
+from simulation.invariants import WRONG, Invariants, ProtocolError
 from simulation.network import Network
 from simulation.simulated_worker import BATCH, SimulatedWorker
 from simulation.worker_process import WorkerProcess
@@ -47,6 +47,9 @@ class Scenario:
     switch_fault_share: float
     is_split: bool = False
     tile: str = ""
+    wrong: Chip | None = None  # a chip that computes wrong numbers
+    wrong_rate: float = 0.0
+    goes_back: bool = False
 
     @classmethod
     def of_tiles(cls, seed: int) -> "Scenario":
@@ -60,6 +63,23 @@ class Scenario:
             board=random.choice([(1, 1), (1, 1), (1, 1), parse_tile(tile)]),
             n_steps=random.randint(8, 16),
             policy="constant",
+        )
+
+    @classmethod
+    def of_wrong(cls, seed: int) -> "Scenario":
+        """Return the scenario of a seed in which a chip computes wrong numbers."""
+        random = Random(seed + 5_000_011)
+        mesh = random.choice(["1x3", "1x4", "2x2", "2x3", "3x3"])
+        return replace(
+            cls.of(seed),
+            mesh=mesh,
+            board=(1, 1),
+            n_steps=random.randint(20, 50),
+            n_faults=random.choice([0, 0, 1, 2, 4]),
+            policy="constant",
+            wrong=random.choice(mesh_of(mesh).live),
+            wrong_rate=random.choice([0.02, 0.1, 0.3, 1.0]),
+            goes_back=random.choice([True, False]),
         )
 
     @classmethod
@@ -153,7 +173,9 @@ class World:
     def _worker_ended(self, worker: SimulatedWorker) -> None:
         # A worker whose state is of a history that a full disk has lost cannot take part: it ends,
         # and a new one is started.
-        if worker.refusal and (worker.is_wrong or self.rules.is_forgiving):
+        if WRONG in worker.refusal:
+            self.rules.check(worker.process.chip in self.rules.wrong, "the wrong chip is out")
+        elif worker.refusal and (worker.is_wrong or self.rules.is_forgiving):
             self.events.after(0.1, lambda: self.start_worker(worker.process.chip))
         elif worker.refusal:
             raise ProtocolError(f"{worker.process.name} was refused: {worker.refusal}")
@@ -182,7 +204,16 @@ class World:
             board=self.scenario.board if self._is_sharded else None,
             swaps_plans=self._swaps_plans,
             tile=self.scenario.tile,
+            wrong_rate=self._wrong_rate(chip),
+            goes_back=self.scenario.goes_back,
         )
+
+    def _wrong_rate(self, chip: Chip) -> float | None:
+        """Return how often a chip is wrong; None if nothing is checked."""
+        scenario = self.scenario
+        if scenario.wrong is None:
+            return None
+        return scenario.wrong_rate if chip == scenario.wrong else 0.0
 
     def kill_worker(self, chip: Chip, *, how: str = "kill", back_s: float | None = None) -> None:
         """End a worker: by a signal, with what it sent last, or with its host."""

@@ -330,7 +330,7 @@ class JobCore:
         if self._comparison is not None and self._loop is not None:
             has_moved_state = self._loop.has_moved_state
             if self._checks is not None:
-                second = self._checks.begin(self.step_number, has_moved_state=has_moved_state)
+                second = self._checks.begin(self.step_number)
             self._comparison.begin(
                 self.step_number, has_moved_state=has_moved_state, is_due=bool(second)
             )

@@ -6,8 +6,9 @@ hashes of both. If two differ for the same share, the step does not count, and *
 that share: what most of those say that are neither of the two decides, if it is what one of the two
 had. If it is neither's, the check is made again.
 
-When a chip has just got its state, as at the beginning of a job, all chips compute one share twice:
-if that is not bit for bit the same everywhere, no check could tell right from wrong.
+When a generation begins, all chips compute one share twice: if that is not bit for bit the same
+everywhere, no check could tell right from wrong. At the beginning of a job it is then refused;
+later, a chip that differs from most others is wrong.
 
 Knows ranks and hashes, but neither samples nor sums. All chips get the same numbers, and conclude
 the same.
@@ -113,16 +114,18 @@ class ShareChecks:
         self._passed.clear()
         self.right_until = step
 
-    def begin(self, step: int, *, has_moved_state: bool) -> list[int]:
+    def begin(self, step: int) -> list[int]:
         """Begin the step after this one; return the ranks whose shares to compute too."""
         number, n_ranks = self._exchange.generation_number, self._exchange.mesh.n_live
         self._own, self._second = {}, []
         if self._disputed_in != number:
             self._disputes = ()
         if n_ranks == 1:
+            if self.right_until is None:  # nobody can say otherwise
+                self.right_until = step
             self.kind = Kind.NOTHING
             return []
-        if has_moved_state and self._tested != number:
+        if self._tested != number:
             self.kind = Kind.TEST
             return 2 * [n_ranks - 1]  # the last has samples if any has
         if self._disputes:
@@ -194,7 +197,8 @@ class ShareChecks:
                     if (wrong := wrong_one(dispute, each)) is not None:
                         self._n_undecided = 0
                         return Finding(is_void=True, wrong=(wrong,), share=dispute.owner)
-                return self._undecided(step, disputes, chips)
+                first = disputes[0]
+                return self._undecided(step, [chips[first.owner], chips[first.checker]])
 
     def _judge_test(
         self, step: int, found: Sequence[Sequence[str]], chips: Sequence[Chip]
@@ -207,8 +211,10 @@ class ShareChecks:
                 self.right_until = step
             return RIGHT
         strange = tuple(rank for rank, pair in enumerate(found) if set(pair) != {most})
-        if self.right_until is not None and 2 * len(strange) < len(chips):
-            return Finding(is_void=True, wrong=strange)
+        if self.right_until is not None:  # the others were alike before
+            if 2 * len(strange) < len(chips):
+                return Finding(is_void=True, wrong=strange)
+            return self._undecided(step, [chips[rank] for rank in strange])
         who = ", ".join(str(chips[rank]) for rank in strange[:3])
         more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
         raise InputError(
@@ -219,14 +225,14 @@ class ShareChecks:
             "threads; or train with check_shares=0"
         )
 
-    def _undecided(self, step: int, disputes: Sequence[Dispute], chips: Sequence[Chip]) -> Finding:
+    def _undecided(self, step: int, chips: Sequence[Chip]) -> Finding:
+        """Have the step checked again; after a few times in a row, give up."""
         self._n_undecided += 1
-        first = disputes[0]
         if self._n_undecided >= _MOST_UNDECIDED:
             raise WrongResultError(
-                f"chips {chips[first.owner]} and {chips[first.checker]} computed different numbers "
-                f"from the same samples in step {step + 1}, {self._n_undecided} times in a row, "
-                "and no third chip agrees with either: it cannot be said which one is wrong"
+                f"chips {', '.join(map(str, chips[:3]))} computed different numbers from the same "
+                f"samples in step {step + 1}, {self._n_undecided} times in a row, and not enough "
+                "others agree on one result: it cannot be said which one is wrong"
             )
         self._forced = self._exchange.generation_number, step
         return Finding(is_void=True)
