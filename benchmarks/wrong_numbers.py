@@ -7,12 +7,14 @@ a step that is checked, or of the weights, the optimizer's state or the sums in 
 chip. It must be found, the right chip named, and no other chip turned away. `--steady`: a chip is
 wrong in every fifth step, from any step on. It must be out within 7 K steps, and the final loss be
 that of a run without it, to 1e-9, because the job goes back to a checkpoint from before. `--quiet`:
-as many steps without a fault must raise no alarm.
+as many steps without a fault must raise no alarm. `--cost`: what a check in one of 16 steps costs
+on 4x4 chips whose shares take a while, as on accelerators, by the steps of one run.
 """
 
 import argparse
 import json
 import random
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -99,11 +101,38 @@ def quiet(n_steps: int) -> None:
     print(f"{n_steps} undisturbed steps: {len(alarms)} alarms, finished {result['finished']}")
 
 
+def cost() -> None:
+    """Measure what a check in one of 16 steps costs; waiting takes no processor."""
+    n_steps, compute_s, every = 16 * 6 + 1, 0.25, 16
+    with tempfile.TemporaryDirectory() as folder:
+        result = elastic(
+            Path(folder),
+            mesh="4x4",
+            steps=n_steps,
+            batch=64,
+            check_shares=every,
+            compute_s=compute_s,
+        )
+    at = {event["step"]: event["t"] for event in of_kind(result, "step")}
+    took = {step: at[step] - at[step - 1] for step in range(2, n_steps + 1)}
+    quiet = [took[step] for step in took if not is_check_step(step - 1, every)]
+    checked = [took[step] for step in took if is_check_step(step - 1, every)]
+    usual = statistics.median(quiet)
+    # Noise of the machine is in both: only what checks add to the steps that have them counts.
+    added = statistics.mean(checked) - usual
+    share = added * len(checked) / len(took) / usual
+    print(
+        f"a step {usual:.3f} s, {len(checked)} of {len(took)} with a check "
+        f"{statistics.median(checked):.3f} s: checks cost {share:.2%}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--flips", type=int, default=100)
     parser.add_argument("--steady", type=int, default=20)
     parser.add_argument("--quiet", type=int, default=10_000)
+    parser.add_argument("--cost", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     chance = random.Random(options.seed)
@@ -111,6 +140,8 @@ def main() -> None:
         flips(options.flips, chance)
     if options.steady:
         steady(options.steady, chance)
+    if options.cost:
+        cost()
     if options.quiet:
         quiet(options.quiet)
 

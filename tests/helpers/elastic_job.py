@@ -8,7 +8,8 @@ So a test does not depend on how fast steps are. With `"framework": "jax"` it is
 `"data"` the samples have random noise, and come from a data set (`"augmented"`) or a stream
 (`"stream alone"`), or from a `DataLoader` of either (`"loader"`, `"stream"`). With
 `"shard_optimizer"` the chips share the optimizer's state. `"optimizer"` is adamw, lars or lamb.
-With `"masters"` the model is of bfloat16, and the optimizer has its weights in float32.
+With `"compute_s"` each share takes so long, as on an accelerator. With `"masters"` the model is of
+bfloat16, and the optimizer has its weights in float32.
 
 Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
@@ -86,6 +87,7 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
             gate.wait(job.step_number)
+            time.sleep(options.get("compute_s", 0.0))
             job.step(loss)
         return 0
 

@@ -41,6 +41,18 @@ def no_such_policy() -> Job:
     return job(torch.nn.Linear(4, 4), non_finite="ignore")
 
 
+def checks_less_than_never() -> Job:
+    return job(torch.nn.Linear(4, 4), check_shares=-1)
+
+
+def checks_of_fewer_samples() -> Job:
+    return job(torch.nn.Linear(4, 4), check_shares=4, policy="shrink")
+
+
+def no_way_on() -> Job:
+    return job(torch.nn.Linear(4, 4), check_shares=4, on_wrong_result="ignore")
+
+
 def no_module() -> Job:
     return job(["a model"], torch.optim.SGD([torch.zeros(1)]))
 
@@ -54,6 +66,9 @@ def no_module() -> Job:
         (scaler_in_also, "GradScaler as scaler="),
         (complex_numbers, "weight is torch.complex64; store its real and imaginary part"),
         (no_such_policy, "one of raise, skip, but got 'ignore'"),
+        (checks_less_than_never, "at least 1, or 0 for no checks, but got -1"),
+        (checks_of_fewer_samples, 'check_shares needs policy="constant", but got .shrink.'),
+        (no_way_on, "one of restore, continue, stop, but got 'ignore'"),
         (no_module, "Job needs a module, or several in a list or dict"),
     ],
 )

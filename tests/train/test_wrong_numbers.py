@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from commanding import meshmend_run
 from elastic_job import elastic, losses, of_kind
 from meshmend.train.core.share_checks import is_check_step
 from meshmend.train.state.checkpoint import complete_steps
@@ -122,3 +123,35 @@ def test_a_job_that_is_told_to_stops_and_leaves_no_checkpoint_that_may_be_wrong(
     left = complete_steps(tmp_path / "checkpoints")
     assert left
     assert max(left) <= found["right_until"]
+
+
+_UNREPEATABLE = """
+import random
+import torch
+from meshmend.train import Job
+
+dataset = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+job = Job(model, optimizer, dataset, batch=16, steps=8, check_shares=4)
+for inputs, targets in job:
+    loss = ((model(inputs) * random.random() - targets) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    job.step(loss)
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_with_random_numbers_of_its_own_is_refused_before_its_first_step(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_UNREPEATABLE)
+
+    ended = meshmend_run("--elastic", "--mesh", "1x3", str(script))
+
+    assert ended.returncode == 2
+    assert "check_shares needs chips that compute the same bits" in ended.stderr
+    assert "step 1" not in ended.stderr
+    assert "Traceback" not in ended.stderr

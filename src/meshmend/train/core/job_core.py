@@ -479,8 +479,10 @@ class JobCore:
                 self._comparison.take()
             try:
                 self._finding = self._compare(self._comparison)
-            except (InputError, ReplicasDifferError, WrongResultError):
+            except (InputError, ReplicasDifferError, WrongResultError) as error:
                 self._learner.undo()
+                if self._loop is not None and not isinstance(error, ReplicasDifferError):
+                    self._loop.is_over = True  # it has left for a reason, which is told
                 raise
             if self._finding is not None:
                 return
