@@ -1,5 +1,6 @@
 """The reference executor: sums are sums, for any dtype, size and shape, alike on all ranks."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from meshmend.errors import InputError
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
-from meshmend.transport.reference import element_bounds, run
+from meshmend.transport.reference import chunk_at, element_bounds, run, run_chunk
 from strategies import meshes_with_dead_blocks
 
 HOLE = Mesh((4, 4)).without("2x2@0,2")
@@ -186,3 +187,33 @@ def test_arrays_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         run(built("ring-1d", TWO, collective), arrays)
+
+
+@pytest.mark.parametrize("n_slices", [1, 3])
+@pytest.mark.parametrize(("name", "mesh"), CASES)
+def test_a_few_elements_are_summed_again_to_the_same_bits(
+    name: str, mesh: Mesh, n_slices: int
+) -> None:
+    schedule, n_elements = built(name, mesh), 101
+    random = np.random.default_rng(1)
+    arrays = [random.normal(size=n_elements).astype("f4") for _ in range(mesh.n_live)]
+    edges = n_elements * np.arange(n_slices + 1) // n_slices
+    if np.all(schedule.hi.astype(int) - schedule.lo == 1):
+        edges = np.array([0, n_elements])  # such tables cut each chunk in slices
+    whole = [
+        np.concatenate(parts)
+        for parts in zip(
+            *(
+                run(schedule, [array[low:high] for array in arrays])
+                for low, high in pairwise(edges)
+            ),
+            strict=True,
+        )
+    ]
+
+    for element in range(0, n_elements, 7):
+        chunk, start, stop = chunk_at(schedule, n_elements, element, n_slices=n_slices)
+        assert start <= element < stop
+        again = run_chunk(schedule, chunk, [array[start:stop] for array in arrays])
+        for rank, result in enumerate(again):
+            assert result.tobytes() == whole[rank][start:stop].tobytes()

@@ -18,6 +18,7 @@ from meshmend.membership.events import (
     WorkerStepped,
     WriteFailed,
     WrongResult,
+    WrongSum,
 )
 from meshmend.membership.generation import LARGEST_NUMBER
 from meshmend.membership.history import History
@@ -162,5 +163,5 @@ def is_own_report(event: Event, chip: Chip) -> bool:
     """Whether a worker may report this event: of an allowed kind, and as its own chip."""
     if isinstance(event, WrongResult | StateMended):
         return event.by == chip
-    kinds = WorkerStepped | WorkerSaved | WriteFailed | NonFiniteSum | StatesDiffer
+    kinds = WorkerStepped | WorkerSaved | WriteFailed | NonFiniteSum | StatesDiffer | WrongSum
     return isinstance(event, kinds) and event.chip == chip

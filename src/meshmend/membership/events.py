@@ -249,6 +249,18 @@ class WrongResult(_Kind, frozen=True, tag="wrong-result"):
     by: ChipCoordinates = ()
 
 
+class WrongSum(_Kind, frozen=True, tag="wrong-sum"):
+    """The sum of a step was not that of what the chips have put in, on `chips`; it is done again.
+
+    Few chips: their own copies of it are wrong. All: one on the way has added wrong, or a link has
+    changed bytes.
+    """
+
+    chip: ChipCoordinates
+    step: Count
+    chips: tuple[ChipCoordinates, ...]
+
+
 class StateMended(_Kind, frozen=True, tag="state-mended"):
     """The state of a chip differed from that of most others after a step, and it took theirs.
 
@@ -372,6 +384,7 @@ Event = (
     | NonFiniteSum
     | StatesDiffer
     | WrongResult
+    | WrongSum
     | StateMended
     | StepFinished
     | CheckpointSaved

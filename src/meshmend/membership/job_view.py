@@ -41,6 +41,7 @@ _NOTABLE: Final = (
     events.NonFiniteSum,
     events.StatesDiffer,
     events.WrongResult,
+    events.WrongSum,
     events.StateMended,
     events.JobFailed,
     events.JobFinished,

@@ -109,6 +109,38 @@ def run_colours(
     return results
 
 
+def chunk_at(
+    schedule: Schedule, n_elements: int, element: int, *, n_slices: int = 1
+) -> tuple[int, int, int]:
+    """Return the chunk of an element, and the first and one after the last element of that piece.
+
+    `n_slices` is how often the payload is cut, as `layout_of` does it.
+    """
+    if np.all(schedule.hi.astype(np.int64) - schedule.lo == 1):
+        start, bounds = 0, element_bounds(schedule, n_elements)
+    else:
+        edges = n_elements * np.arange(n_slices + 1, dtype=np.int64) // n_slices
+        part = int(np.searchsorted(edges, element, side="right")) - 1
+        start, stop = int(edges[part]), int(edges[part + 1])
+        bounds = start + element_bounds(schedule, stop - start)
+    chunk = int(np.searchsorted(bounds, element, side="right")) - 1
+    return chunk, int(bounds[chunk]), int(bounds[chunk + 1])
+
+
+def run_chunk(schedule: Schedule, chunk: int, parts: Sequence[NDArray[Any]]) -> Arrays:
+    """Return what each rank has of elements of one chunk after an all-reduce, bit for bit."""
+    buffers = _stacked(parts)
+    cells = np.repeat(buffers, schedule.n_buffers, axis=0) if schedule.has_scratch else buffers
+    rows = np.flatnonzero((schedule.lo <= chunk) & (chunk < schedule.hi))
+    columns = (schedule.src_place[rows], schedule.dst_place[rows], schedule.op[rows])
+    for src, dst, op in zip(*(column.tolist() for column in columns), strict=True):
+        if op == COPY:
+            cells[dst] = cells[src]
+        else:
+            cells[dst] += cells[src]
+    return list(cells[:: schedule.n_buffers])
+
+
 class _Updates:
     """Updates each chunk at its owner, just before the first row that copies it from there."""
 

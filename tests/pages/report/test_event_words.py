@@ -92,6 +92,8 @@ SENTENCES = [
      "be right"),
     (events.WrongResult((0, 1), 41, None, None, (0, 0)),
      "chip (0, 1) has a wrong state in step 41; no step before it is known to be right"),
+    (events.WrongSum((0, 0), 41, ((0, 1),)),
+     "the sum of step 41 is wrong on 0,1; the step is done again"),
     (events.StateMended((0, 1), 40, ("model.0.weight",), 3, 20, (0, 0)),
      "chip (0, 1) differed from the others after step 40, equal after step 20: it took their "
      "state, for model.0.weight and 2 more"),

@@ -38,6 +38,7 @@ TROUBLE: Final = (
     events.NonFiniteSum,
     events.StatesDiffer,
     events.WrongResult,
+    events.WrongSum,
     events.StateMended,
 )
 
@@ -76,6 +77,9 @@ def event_words(event: events.Event) -> str:
             return _states_differ(event)
         case events.WrongResult():
             return _wrong_result(event)
+        case events.WrongSum():
+            who = chips_words(event.chips)
+            return f"the sum of step {event.step} is wrong on {who}; the step is done again"
         case events.StateMended():
             return _state_mended(event)
         case _:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
 from meshmend.train.core.plan_agreement import FolderPlans, PlanAgreement, split_sums
 from meshmend.transport.listener import Address
+from meshmend.transport.reference import chunk_at, run_chunk
 from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.tasks import RankProgram, Task, rank_program, task_of
 
@@ -260,6 +261,19 @@ class Exchange:
             self.transport.check()
         else:
             self._run(self._sum_task(n_elements, dtype), payload)
+
+    def sum_order(
+        self, n_elements: int, dtype: str, element: int
+    ) -> tuple[int, int, Callable[[Sequence[Any]], list[Any]]]:
+        """Return which elements are summed like one, from where to where, and what sums them again.
+
+        That takes these elements, or some of them, of each rank, and returns the sum that each rank
+        must have, bit for bit.
+        """
+        task = self._sum_task(n_elements, dtype)
+        schedule, n_slices = task.program.schedule, task.layout.n_slices
+        chunk, start, stop = chunk_at(schedule, n_elements, element, n_slices=n_slices)
+        return start, stop, lambda parts: run_chunk(schedule, chunk, parts)
 
     def start_sum(self, payload: Bytes, n_elements: int, dtype: str) -> PendingSum:
         """Start what `sum` does and return at once; all chips start their sums in one order.

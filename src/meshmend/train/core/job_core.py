@@ -23,7 +23,7 @@ from meshmend.errors import (
     TransportError,
     WrongResultError,
 )
-from meshmend.membership.events import WorkerStepped, WrongResult
+from meshmend.membership.events import WorkerStepped, WrongResult, WrongSum
 from meshmend.membership.faults.fault import Moment, Part
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import JobFingerprint
@@ -36,6 +36,7 @@ from meshmend.train.core.share_checks import Finding, Kind, ShareChecks
 from meshmend.train.core.shared_calls import SharedCalls
 from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.core.step_sums import RAISE, Culprits, NonFinite, StepSums, check_policy
+from meshmend.train.core.sum_checks import SumCheck
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
@@ -202,6 +203,7 @@ class JobCore:
             )
         self._sums = StepSums(learner, self._exchange, self._before_sum)
         self._comparison: StateComparison | None = None  # None if this chip trains alone
+        self._sum_check: SumCheck | None = None
         self._second: int | None = None  # the rank of a share that is computed a second time
         self._finding: Finding | None = None  # why the step in flight does not count
         self._right_until: int | None = None  # set while the state of all chips may be wrong
@@ -218,6 +220,7 @@ class JobCore:
             )
             if every:
                 self._checks = ShareChecks(learner, self._exchange, every=every)
+                self._sum_check = SumCheck(learner, self._exchange)
             self.calls = SharedCalls(self, learner, self._sums, self._loop, self._exchange)
 
     @property
@@ -331,6 +334,10 @@ class JobCore:
             has_moved_state = self._loop.has_moved_state
             if self._checks is not None:
                 second = self._checks.begin(self.step_number)
+            if self._sum_check is not None and second:
+                self._sum_check.begin(self.step_number)
+            elif self._sum_check is not None:
+                self._sum_check.end()
             self._comparison.begin(
                 self.step_number, has_moved_state=has_moved_state, is_due=bool(second)
             )
@@ -450,6 +457,8 @@ class JobCore:
             self._flip_payload(Part.GRADIENT)
         if self._checks is not None:
             self._checks.note_own(number)
+        if self._sum_check is not None:
+            self._sum_check.note(number)
 
     def _flip_payload(self, part: Part) -> None:
         """Flip a bit of this chip's part of its first sum, or of the sum, if a fault is due."""
@@ -492,7 +501,9 @@ class JobCore:
     def _compare(self, comparison: StateComparison) -> Finding | None:
         """Compare states and shares, if that is due; return why the step does not count, if so."""
         checks, chips = self._checks, self.chips
-        told = None if checks is None else checks.told()
+        told = None
+        if checks is not None and self._sum_check is not None:
+            told = [checks.told(), self._sum_check.told()]
         compared = comparison.complete(self.step_number, chips, told=told)
         if compared is not None and (compared.mended or compared.wrong):
             wrong = tuple(self.chips.index(chip) for chip in compared.wrong)
@@ -500,7 +511,12 @@ class JobCore:
         if checks is None:
             return None
         if compared is not None and checks.kind is not Kind.NOTHING:
-            finding = checks.judge(self.step_number, compared.told, chips)
+            assert self._sum_check is not None
+            wrong_sums = self._sum_check.wrong_ranks([sums for _, sums in compared.told])
+            finding = checks.judge_sums(self.step_number, wrong_sums, chips)
+            if not finding.is_void:
+                shares = [each for each, _ in compared.told]
+                finding = checks.judge(self.step_number, shares, chips)
             return finding if finding.is_void else None
         is_strange = self._culprits is not None and checks.force(self.step_number)
         return Finding(is_void=True) if is_strange else None
@@ -518,6 +534,9 @@ class JobCore:
         loop, checks = self._loop, self._checks
         assert loop is not None
         assert checks is not None
+        if finding.sums is not None and self.is_leader:
+            among = tuple(self.chips[rank] for rank in finding.sums)
+            coordinator_client().report(WrongSum(self.chip, self.step_number + 1, among))
         if not finding.wrong:
             return
         number, chips, step = loop.number, self.chips, self.step_number + 1

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from meshmend.config import CHECKSUM
 from meshmend.errors import InputError, WrongResultError
 from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
@@ -88,6 +89,7 @@ class Finding:
     is_void: bool = False
     wrong: tuple[int, ...] = ()
     share: int | None = None
+    sums: tuple[int, ...] | None = None  # the ranks whose sums were wrong, if sums were
 
 
 RIGHT: Final = Finding()
@@ -106,6 +108,7 @@ class ShareChecks:
         self._disputed_in = 0  # the generation of the disputes
         self._forced: tuple[int, int] | None = None  # a generation and a step to be checked
         self._n_undecided = 0
+        self._wrong_sums: tuple[int, ...] = ()  # of the check before, in this generation
         self._passed: deque[int] = deque()  # the steps whose shares were found right, lately
         self.right_until: int | None = None  # the last step that is known to be right
 
@@ -119,7 +122,7 @@ class ShareChecks:
         number, n_ranks = self._exchange.generation_number, self._exchange.mesh.n_live
         self._own, self._second = {}, []
         if self._disputed_in != number:
-            self._disputes = ()
+            self._disputes, self._wrong_sums, self._disputed_in = (), (), number
         if n_ranks == 1:
             if self.right_until is None:  # nobody can say otherwise
                 self.right_until = step
@@ -136,6 +139,35 @@ class ShareChecks:
             return [checked_rank(self._exchange.rank, n_ranks, step, self._every)]
         self.kind = Kind.NOTHING
         return []
+
+    def judge_sums(self, step: int, wrong: Sequence[int], chips: Sequence[Chip]) -> Finding:
+        """Say what follows if some ranks have a sum that is not that of what all have put in.
+
+        One that has it twice in a row, while most others are right, is wrong.
+
+        Raises:
+            WrongResultError: sums are wrong again and again, on most chips alike.
+        """
+        before, self._wrong_sums = self._wrong_sums, ()
+        if not wrong:
+            return RIGHT
+        is_few = 2 * len(wrong) < len(chips)
+        if is_few and set(wrong) & set(before):
+            again = tuple(rank for rank in wrong if rank in before)
+            return Finding(is_void=True, wrong=again, sums=tuple(wrong))
+        if is_few:
+            self._wrong_sums = tuple(wrong)
+            self._forced = self._exchange.generation_number, step
+            return Finding(is_void=True, sums=tuple(wrong))
+        self._n_undecided += 1
+        if self._n_undecided >= _MOST_UNDECIDED:
+            raise WrongResultError(
+                f"the sums of step {step + 1} are not those of what the chips have put in, "
+                f"{self._n_undecided} times in a row: a chip adds wrong, or a link changes bytes; "
+                f"find the link with {CHECKSUM.name}=1"
+            )
+        self._forced = self._exchange.generation_number, step
+        return Finding(is_void=True, sums=tuple(wrong))
 
     def force(self, step: int) -> bool:
         """Check the step after this one, which turned out strange; False if that was done."""
