@@ -115,6 +115,7 @@ def test_links_are_as_slow_as_the_cables_that_they_lost() -> None:
         ("--mesh 2x2 --library {here} --type float64", "adds int32, float32, bfloat16"),
         ("--mesh 2x2 --library {here} --collective scatter", "needs one of allreduce"),
         ("--mesh 2x2 --library {here} --payload 3", "a payload of one int32 or more"),
+        ("--mesh 2x2 --library {here} --payload 1GB", "at most 67,108,864 bytes"),
         ("--mesh 2x2 --library {here} --lost-cable 0,0", "a lost cable is written 0,1-0,2:3"),
         ("--mesh 2x2 --library {here} --algorithm nope", "nope"),
         ("--mesh 2y2 --library {here}", "2y2"),

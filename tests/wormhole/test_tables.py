@@ -229,7 +229,8 @@ def test_an_add_in_another_order_is_caught_in_float32() -> None:
     ("change", "message"),
     [
         ({"type_name": "float64"}, "adds int32, float32, bfloat16, but got float64"),
-        ({"slices": 0}, "one slice or more, but got 0"),
+        ({"slices": 0}, "from 1 to 100 slices, one for each element, but got 0"),
+        ({"slices": 101}, "but got 101"),
         ({"n_elements": 0}, "a payload of one element or more"),
         ({"n_elements": 1_000_000, "slices": 1}, "use 62 or leave them open"),
         ({"wiring": Wiring({})}, r"a live cable from chip \(0, 0\) to chip \(1, 0\)"),

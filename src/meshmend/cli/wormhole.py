@@ -133,7 +133,7 @@ def run_command(
         seed=seed,
         plan_file=plan_file,
     )
-    with progress(quiet=as_json, or_line=True) as bar:
+    with progress(quiet=as_json) as bar:
         result = run_experiment(question, found.absolute(), bar)
     if as_json:
         print_json(result.summary())

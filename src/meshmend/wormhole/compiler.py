@@ -217,8 +217,11 @@ def _check(plan: Plan, wiring: Wiring, n_elements: int, type_name: str, slices: 
         raise InputError(f"a program for Wormhole needs two live chips, but {plan.mesh} has one")
     if n_elements < 1:
         raise InputError("a program for Wormhole needs a payload of one element or more")
-    if slices is not None and slices < 1:
-        raise InputError(f"a program for Wormhole needs one slice or more, but got {slices}")
+    if slices is not None and not 1 <= slices <= n_elements:
+        raise InputError(
+            f"a program for Wormhole needs from 1 to {n_elements} slices, one for each element, "
+            f"but got {slices}"
+        )
     neighbors = plan.placement.mesh.neighbor_ranks
     for rank, port in zip(*np.nonzero(neighbors >= 0), strict=True):
         if not wiring.cables.get((int(rank), int(port))):

@@ -43,6 +43,7 @@ COLLECTIVES: Final = (
 )
 
 _N_CORES: Final = 16
+LARGEST_PAYLOAD: Final = 1 << 26
 
 
 def fabric_of(type_name: str) -> Fabric:
@@ -87,6 +88,11 @@ class Question:
             raise InputError(
                 f"a run on Wormhole needs a payload of one {self.type_name} or more, but got "
                 f"{self.payload_bytes} bytes"
+            )
+        if self.payload_bytes > LARGEST_PAYLOAD:
+            raise InputError(
+                f"a run on Wormhole needs a payload of at most {LARGEST_PAYLOAD:,} bytes, but got "
+                f"{self.payload_bytes:,}; the simulator would take days"
             )
 
     @property
