@@ -58,8 +58,16 @@ _STYLES_OF_THE_SWITCH = '<style id="hljs-light"></style><style id="hljs-dark"></
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Return a page with what the theme's script needs; called by MkDocs."""
-    return output.replace("</head>", _STYLES_OF_THE_SWITCH, 1)
+    """Return a page with what the theme's script needs; called by MkDocs.
+
+    Code and tables that are wider than a phone scroll by themselves, also with the keyboard.
+    """
+    wide = output.replace("<pre>", '<pre tabindex="0">')
+    wide = wide.replace("<table>", f"{_SCROLLS}<table>").replace("</table>", "</table></div>")
+    return wide.replace("</head>", _STYLES_OF_THE_SWITCH, 1)
+
+
+_SCROLLS = '<div class="scroll" tabindex="0" role="region" aria-label="Table">'
 
 
 def on_post_template(output_content: str, template_name: str, config: Any) -> str:
