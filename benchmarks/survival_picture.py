@@ -1,8 +1,9 @@
-"""Draws docs/pictures/survives.svg: a training job that loses a board and gets it back.
+"""Draws a training job that loses a board and gets it back: as a timeline, and moving.
 
-    python benchmarks/survival_picture.py [-o FILE]
+    python benchmarks/survival_picture.py [-o FOLDER]
 
-Runs the command at the top of the README and draws the timeline of its report.
+Runs the command at the top of the README and draws survives.svg, the timeline of its report, and
+moving.svg, which plays its events.
 """
 
 import argparse
@@ -12,17 +13,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+from meshmend.pages.report.moving_picture import moving_svg
 from meshmend.pages.report.training_page import timeline_svg
 from meshmend.pages.report.training_run import training_run
 
-PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "survives.svg"
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 FAULTS = ("kill 2x2@0,2 at 30", "repair 2x2@0,2 at 60")
 
 
 def main() -> None:
-    """Train, and write the picture."""
+    """Train, and write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path, default=PICTURE)
+    parser.add_argument("-o", "--output", type=Path, default=PICTURES)
     output = parser.parse_args().output
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
@@ -31,7 +33,9 @@ def main() -> None:
             command += ["--inject", fault]
         summary = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    output.write_text(timeline_svg(training_run(lines)), encoding="utf-8")
+    run = training_run(lines)
+    (output / "survives.svg").write_text(timeline_svg(run), encoding="utf-8")
+    (output / "moving.svg").write_text(moving_svg(run), encoding="utf-8")
     print(f"written {output}: replicas equal {summary['replicas_equal']}")
 
 

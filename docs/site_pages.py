@@ -26,7 +26,8 @@ PUBLIC = ("meshmend", "meshmend.train", "meshmend.torch", "meshmend.jax")
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made here; called by MkDocs."""
     pages = {
-        "index.md": _without_folder(ROOT / "README.md"),
+        "index.md": _first_page(),
+        "explorer.html": explorer(),
         "reference-cli.md": command_line(),
         "reference-api.md": python_api(),
         **{name: notebook(ROOT / "examples/notebooks" / path) for name, path in NOTEBOOKS.items()},
@@ -47,7 +48,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         path = (folder / target.partition("#")[0]).resolve()
         if path == ROOT / "README.md":
             return f"[{match[1]}]({'../' * page.file.src_uri.count('/')}index.md)"
-        inside = path.is_relative_to(ROOT / "docs") and path.suffix in {".md", ".svg", ".png"}
+        inside = path.is_relative_to(ROOT / "docs") and path.suffix in {
+            ".md",
+            ".svg",
+            ".png",
+            ".html",
+        }
         return match[0] if inside else match[1]
 
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", kept, markdown)
@@ -75,9 +81,31 @@ def on_post_template(output_content: str, template_name: str, config: Any) -> st
     return output_content.replace("</head>", _STYLES_OF_THE_SWITCH, 1)
 
 
-def _without_folder(path: Path) -> str:
+_EXPLORER = """## Break it
+
+<iframe src="explorer.html" title="The explorer: click a board dead" height="760"></iframe>
+
+[The explorer](explore.md) as `meshmend explore --export` writes it: [alone](explorer.html).
+
+"""
+
+
+def _first_page() -> str:
     """Return the README as a page of docs/, where its links start one folder deeper."""
-    return path.read_text(encoding="utf-8").replace("](docs/", "](")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    return readme.replace("## What it does", f"{_EXPLORER}## What it does", 1)
+
+
+def explorer() -> str:
+    """Return the explorer of an 8x8 mesh that lost a board, as one page."""
+    from meshmend.pages.explore.explorer_question import ExplorerQuestion
+    from meshmend.pages.explore.kept_page import kept_page
+    from meshmend.planning.progress import no_progress
+    from meshmend.planning.target import Target
+    from meshmend.topology.mesh import Mesh
+
+    question = ExplorerQuestion(Mesh((8, 8)).without("2x2@2,2"), Target().with_("10MB", None))
+    return kept_page(question, most_bytes=1_000_000, progress=no_progress).text
 
 
 def command_line() -> str:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
+from typing import Final
 
 from meshmend.errors import UnitError
 
@@ -63,6 +64,14 @@ _DURATIONS: Mapping[str, Fraction] = {
     "weeks": Fraction(7 * 86400),
     "years": Fraction(36525 * 864),  # of 365.25 days
 }
+
+
+# Those that an error names, of the many that are read.
+_FEW_UNITS: Final = (
+    *("MB/s", "GB/s", "GiB/s", "Mbit/s", "Gbit/s"),
+    *("B", "KB", "MB", "GB", "GiB"),
+    *("ns", "us", "ms", "s", "min", "h", "d"),
+)
 
 
 def parse_bytes(text: str) -> int:
@@ -180,10 +189,11 @@ def _quantity(text: str, units: Mapping[str, Fraction], what: str, example: str)
     if not unit and number.is_zero() and units is _TIMES:
         return Fraction(0)
     if unit not in units:
-        known = ", ".join(unit for unit in units if unit)
+        few = [unit for unit in _FEW_UNITS if unit in units]
         hint = _hint(match[1], unit, units)
         raise UnitError(
-            f"{what} needs one of the units {known}, but got {text!r}{hint or f'; write {example}'}"
+            f"{what} needs a unit such as {', '.join(few[:5])}, but got {text!r}"
+            f"{hint or f'; write {example}'}"
         )
     if number < 0 or abs(number.adjusted()) > _MAX_EXPONENT:
         raise UnitError(

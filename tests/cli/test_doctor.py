@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from meshmend.cli import doctor
+from meshmend.cli import doctor, main
 from meshmend.cli.main import run_line
 
 Captured = pytest.CaptureFixture[str]
@@ -37,6 +38,27 @@ def test_the_doctor_says_what_works_and_what_to_install(capsys: Captured) -> Non
     } <= set(found)
     assert run_line(["doctor"]) == 0
     assert "ok  system" in capsys.readouterr().out
+
+
+def test_the_doctor_knows_every_extra() -> None:
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    extras = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+
+    assert {extra for _, _, extra in doctor._EXTRAS} == set(extras) - {"dev"}
+
+
+@pytest.mark.parametrize(
+    ("missing", "first"),
+    [((), "meshmend train"), (("torch",), "--export page.html"), (("sklearn",), "[train]")],
+)
+def test_the_help_proposes_what_works_with_what_is_installed(
+    missing: tuple[str, ...], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "find_spec", lambda name: None if name in missing else object())
+
+    assert first in main._first_command()
 
 
 def test_what_is_not_installed_is_no_fault(

@@ -371,7 +371,7 @@ def test_a_reader_that_goes_away_is_no_traceback(unbuffered: str) -> None:
         ("show --mesh 4x4 -o /no-such-folder/x.svg", "there is no folder /no-such-folder"),
         ("simulate --mesh 4X4", "but got '4X4'; write a small x"),
         ("plan --mesh 4x4 --fail 2x2x1@0,0,0", "needs 2 axes, but 2x2x1@0,0,0 has 3"),
-        ("simulate --mesh 4x4 --link-bandwidth 70", "a bandwidth needs one of the units"),
+        ("simulate --mesh 4x4 --link-bandwidth 70", "a bandwidth needs a unit such as MB/s, GB/s"),
         ("simulate --mesh 4x4 --hop-latency 1e20s", "--hop-latency needs a time up to 1e+06 s"),
         ("simulate --mesh 4x4 --message-overhead 1e7s", "--message-overhead needs a time up to"),
         ("simulate --mesh 4x4 --link-bandwidth 1e-9B/s", "--link-bandwidth needs 1 byte/s or more"),

@@ -27,6 +27,7 @@ _EXTRAS: Final = (
     ("Hugging Face Trainer", ("transformers", "accelerate", "torch"), "hf"),
     ("Lightning", ("lightning", "torch"), "lightning"),
     ("Ray", ("ray", "torch"), "ray"),
+    ("site of the documents", ("mkdocs",), "docs"),
 )
 _BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "firefox")
 _BUSY_SHARE = 0.5  # of the cores, by the load of the last minute

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
 import typer
@@ -54,6 +55,16 @@ _INTERRUPTED: Final = 130  # the exit code, by convention
 _HIDDEN: Final = frozenset({"slurm-job"})  # users do not type it
 
 
+def _first_command() -> str:
+    """Return a command that works with the packages that are installed here."""
+    if all(map(find_spec, ("torch", "sklearn"))):
+        return "Start with: meshmend train --inject 'kill 2x2@0,2 at 30'"
+    return (
+        "Start with: meshmend explore --fail board:2,2 --export page.html, and open page.html. "
+        "To train, pip install 'meshmend[train]'; meshmend doctor says what else works here."
+    )
+
+
 @cache
 def _commands(wanted: str) -> Any:
     """Return, as Typer holds it, the command line with one command, or with all if `wanted` is "".
@@ -65,7 +76,7 @@ def _commands(wanted: str) -> Any:
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         help="Keep data-parallel training running on mesh-connected chips when chips fail.",
-        epilog="Start with: meshmend train --inject 'kill 2x2@0,2 at 30'",
+        epilog=_first_command(),
     )
     app.callback()(_root)
     for name, module_name, what in _COMMANDS:
