@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from meshmend.config import (
     TESTBED_DIR,
+    TTSIM,
     VARIABLES,
     JobConfig,
     MeshConfig,
@@ -78,8 +79,8 @@ def test_nothing_of_an_older_environment_is_left_over(old: Environment, new: Env
     assert Environment.from_environment(variables) == new
 
 
-def test_every_variable_but_the_testbeds_is_written() -> None:
-    names = {each.name for each in VARIABLES if each is not TESTBED_DIR}
+def test_every_variable_of_a_job_is_written() -> None:
+    names = {each.name for each in VARIABLES if each not in (TESTBED_DIR, TTSIM)}
 
     assert set(Environment().to_environment()) == names
     assert set(Environment(JobConfig(mesh=mesh_config(MESH))).to_environment()) == names

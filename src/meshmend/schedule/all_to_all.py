@@ -136,15 +136,18 @@ def _move(first, channels, times, loads, n_ranks, here, there, over, by):  # typ
 
 @kernel
 def _add(first, channels, times, loads, pair, by):  # type: ignore[no-untyped-def]
+    """Add a message to the loads of its route: behind a slow link it is slow everywhere."""
+    time = 0.0
     for hop in range(first[pair], first[pair + 1]):
-        loads[channels[hop]] += by * times[channels[hop]]
+        time = max(time, times[channels[hop]])
+        loads[channels[hop]] += by * time
 
 
 @kernel
 def _cost(first, channels, times, loads, scale, pair):  # type: ignore[no-untyped-def]
-    cost = 0.0
+    cost, time = 0.0, 0.0
     for hop in range(first[pair], first[pair + 1]):
-        time = times[channels[hop]]
+        time = max(time, times[channels[hop]])
         cost += time * ((loads[channels[hop]] + time) * scale) ** _SHARPNESS
     return cost
 
