@@ -329,6 +329,7 @@ def _verdict(
         "minutes": options.minutes,
         "seed": options.seed,
         "mesh": options.mesh,
+        "tile": options.tile,
         "faults": len(rows),
         "steps": found.steps,
         "samples": {"used": found.used, "lost": found.lost, "repeated": found.repeated},

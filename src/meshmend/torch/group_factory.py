@@ -11,6 +11,7 @@ its own connections and its own threads. So collectives of two groups never wait
 
 import logging
 import os
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,8 @@ from meshmend.torch.transports import transport_of
 from meshmend.torch.versions import HAS_PYTHON_BACKENDS, asks_for_reconfigure, is_one_of_several
 
 _log = logging.getLogger("meshmend.torch")
+
+_CONNECT_S, _CONNECT_S_PER_RANK = 8.0, 0.1  # on a busy machine too
 
 
 def create_group(options: Any, given: Any = None) -> Any:
@@ -72,8 +75,18 @@ def create_group(options: Any, given: Any = None) -> Any:
 
 
 def _gloo(options: Any) -> Any:
-    store = dist.PrefixStore("gloo", options.store)
-    return dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
+    """Return Gloo; in an elastic job its ranks have little time to connect.
+
+    A rank that has left for the next generation calls nobody, and nothing but its timeout ends the
+    wait of those whom it was to call.
+    """
+    store, n_ranks = dist.PrefixStore("gloo", options.store), options.group_size
+    connect = timedelta(seconds=_CONNECT_S + n_ranks * _CONNECT_S_PER_RANK)
+    if not COORDINATOR.value_in(os.environ) or options.timeout < connect:
+        connect = options.timeout
+    made = dist.ProcessGroupGloo(store, options.group_rank, n_ranks, connect)
+    made._set_default_timeout(options.timeout)
+    return made
 
 
 def _group_or_backend(

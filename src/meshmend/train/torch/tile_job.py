@@ -205,9 +205,11 @@ class TileStep(AbstractContextManager[Any]):
 
 def check_on_all_tiles(model: torch.nn.Module, mesh: DeviceMesh) -> None:
     """Raise InputError if gradients of a parameter would not be summed between the tiles."""
+    between = (mesh.mesh_dim_names or ("",))[0]
     for name, parameter in model.named_parameters():
         where = getattr(parameter, "device_mesh", None)
-        if parameter.requires_grad and (where is None or where.size() != mesh.size()):
+        axes = () if where is None else where.mesh_dim_names or ()
+        if parameter.requires_grad and between not in axes:
             what = "on each chip" if where is None else f"on {where.size()} chips"
             raise InputError(
                 f"a job with tiles needs every parameter on the mesh of all tiles, but {name} is "
