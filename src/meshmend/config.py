@@ -265,6 +265,15 @@ class SumConfig(Struct, frozen=True, kw_only=True):
             read_by=BACKEND,
         ),
     ] = False
+    watch_links: Annotated[
+        bool,
+        _leaf(
+            "The chips of a `Job` look for links that are steadily slower than planned, and plan "
+            "anew.",
+            variable="WATCH_LINKS",
+            read_by=WORKER,
+        ),
+    ] = False
 
 
 _SHORTEST_HOLDER_TIMEOUT_S: Final = 0.2

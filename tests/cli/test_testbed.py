@@ -67,8 +67,8 @@ def test_status_as_json_names_every_chip_and_link(capsys: pytest.CaptureFixture[
         ("10.0.0.3", False),
     ]
     assert shown["links"] == [
-        {"link": "link:0,0-0,1", "up": True},
-        {"link": "link:0,1-0,2", "up": False},
+        {"link": "link:0,0-0,1", "up": True, "speed": 1.0},
+        {"link": "link:0,1-0,2", "up": False, "speed": 1.0},
     ]
     assert meshmend("down --all --json") == 0
     assert json.loads(capsys.readouterr().out) == {"down": ["bed1"], "leftovers": []}

@@ -191,6 +191,7 @@ WORDS: dict[Any, str] = {
     bool | None: "true or false or null",
     FaultKind | None: "kind of fault or null",
     SampleCounts | None: "object or null",
+    Finite: "number",
     Finite | str | None: "number or text or null",
     Annotated[int, Meta(ge=VERSION, le=VERSION)]: str(VERSION),
 }

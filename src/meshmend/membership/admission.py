@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from meshmend.errors import TopologyError
 from meshmend.membership.events import (
     Event,
+    LinkRestored,
+    LinkSlow,
     NonFiniteSum,
     StateMended,
     StatesDiffer,
@@ -161,7 +163,7 @@ class Admission:
 
 def is_own_report(event: Event, chip: Chip) -> bool:
     """Whether a worker may report this event: of an allowed kind, and as its own chip."""
-    if isinstance(event, WrongResult | StateMended):
+    if isinstance(event, WrongResult | StateMended | LinkSlow | LinkRestored):
         return event.by == chip
     kinds = WorkerStepped | WorkerSaved | WriteFailed | NonFiniteSum | StatesDiffer | WrongSum
     return isinstance(event, kinds) and event.chip == chip

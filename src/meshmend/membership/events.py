@@ -261,6 +261,27 @@ class WrongSum(_Kind, frozen=True, tag="wrong-sum"):
     chips: tuple[ChipCoordinates, ...]
 
 
+class LinkSlow(_Kind, frozen=True, tag="link-slow"):
+    """A link was steadily slower than planned; it has about this part of the others' bandwidth.
+
+    The job plans anew, and takes the new plans between two steps. Told by `by`.
+    """
+
+    link: str
+    speed: Finite
+    step: Count
+    by: ChipCoordinates = ()
+
+
+class LinkRestored(_Kind, frozen=True, tag="link-restored"):
+    """A link that was slow is as fast as the others again. Told by `by`."""
+
+    link: str
+    speed: Finite
+    step: Count
+    by: ChipCoordinates = ()
+
+
 class StateMended(_Kind, frozen=True, tag="state-mended"):
     """The state of a chip differed from that of most others after a step, and it took theirs.
 
@@ -385,6 +406,8 @@ Event = (
     | StatesDiffer
     | WrongResult
     | WrongSum
+    | LinkSlow
+    | LinkRestored
     | StateMended
     | StepFinished
     | CheckpointSaved

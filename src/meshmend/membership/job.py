@@ -59,6 +59,7 @@ class JobFingerprint(Value, frozen=True):
     framework: str = "torch"
     tile: str = ""
     check_shares: Count = 0
+    watch_links: bool = False
 
     def difference(self, other: "JobFingerprint") -> str:
         """Return in words the first argument in which a worker's fingerprint differs from this one.

@@ -42,6 +42,8 @@ _NOTABLE: Final = (
     events.StatesDiffer,
     events.WrongResult,
     events.WrongSum,
+    events.LinkSlow,
+    events.LinkRestored,
     events.StateMended,
     events.JobFailed,
     events.JobFinished,

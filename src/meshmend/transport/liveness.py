@@ -16,6 +16,8 @@ _MOST_PROBES: Final = 127  # the kernel takes no more
 # The beginning of Linux's struct tcp_info: bytes 2 and 3, and the words at 52 and 56.
 _TCP_INFO: Final = struct.Struct("=2xBB48xII")
 _ACKNOWLEDGED: Final = struct.Struct("=120xQ")  # tcpi_bytes_acked, since Linux 4.1
+# The same, and tcpi_busy_time and tcpi_rwnd_limited in microseconds, since Linux 4.9.
+_WORK: Final = struct.Struct("=120xQ40xQQ")
 _REPEATED: Final = 2  # one repetition may be a single lost packet
 _CHECKS_PER_TIMEOUT: Final = 8
 
@@ -55,6 +57,19 @@ def acknowledged_bytes(connection: socket.socket) -> int:
     except (OSError, struct.error):
         return 0
     return int(n_bytes)
+
+
+def work_done(connection: socket.socket) -> tuple[int, int]:
+    """Return how many bytes were acknowledged, and for how many microseconds some were on the way.
+
+    Time in which the other end had no room for more does not count. Both are 0 if it is closed.
+    """
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WORK.size)
+        n_bytes, busy_us, waiting_us = _WORK.unpack(info)
+    except (OSError, struct.error):
+        return 0, 0
+    return int(n_bytes), max(0, int(busy_us) - int(waiting_us))
 
 
 def limit_unacknowledged(connection: socket.socket, timeout_s: float) -> None:

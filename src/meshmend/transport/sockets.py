@@ -30,7 +30,7 @@ from meshmend.transport.event_fd import clear, event_of, is_set
 from meshmend.transport.frames import bind_checksum, header_checksum
 from meshmend.transport.in_flight import PendingRun, RunsInFlight
 from meshmend.transport.listener import Address
-from meshmend.transport.liveness import acknowledged_bytes, keep_alive
+from meshmend.transport.liveness import acknowledged_bytes, keep_alive, work_done
 from meshmend.transport.peer_connections import PeerConnections, has_ended
 from meshmend.transport.tasks import Bytes, Numbers, Task, describe_fingerprint
 
@@ -217,6 +217,10 @@ class SocketTransport:
         # A connection that is being closed may be missing for a moment; a count never falls.
         self._counted = {peer: max(n, self._counted.get(peer, 0)) for peer, n in sent.items()}
         return self._counted
+
+    def work_done(self) -> dict[int, tuple[int, int]]:
+        """Return for each connected rank what `liveness.work_done` says."""
+        return {peer: work_done(each) for peer, each in list(self._sockets.items())}
 
     def check(self) -> None:
         """Raise StoppedError if `interrupt` was called: for a rank that waits for no peers."""

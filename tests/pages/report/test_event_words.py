@@ -84,6 +84,10 @@ SENTENCES = [
     (events.StatesDiffer((0, 0), 40, ((0, 1),), ("model.0.weight",), 3, 20),
      "the chips differ after step 40, equal after step 20: chip (0, 1) in model.0.weight "
      "and 2 more"),
+    (events.LinkSlow("link:0,0-0,1", 0.25, 41, (0, 0)),
+     "link:0,0-0,1 has 0.25 of the bandwidth; the job plans anew"),
+    (events.LinkRestored("link:0,0-0,1", 1.0, 41, (0, 0)),
+     "link:0,0-0,1 is as fast as the others again; the job plans anew"),
     (events.WrongResult((0, 1), 41, (640, 656), 32, (0, 0)),
      "chip (0, 1) computed samples 640 to 655 of step 41 wrong; steps 33 to 40 may "
      "be wrong too"),

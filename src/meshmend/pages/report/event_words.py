@@ -39,6 +39,7 @@ TROUBLE: Final = (
     events.StatesDiffer,
     events.WrongResult,
     events.WrongSum,
+    events.LinkSlow,
     events.StateMended,
 )
 
@@ -75,6 +76,10 @@ def event_words(event: events.Event) -> str:
             return _non_finite(event)
         case events.StatesDiffer():
             return _states_differ(event)
+        case events.LinkSlow():
+            return f"{event.link} has {event.speed:g} of the bandwidth; the job plans anew"
+        case events.LinkRestored():
+            return f"{event.link} is as fast as the others again; the job plans anew"
         case events.WrongResult():
             return _wrong_result(event)
         case events.WrongSum():

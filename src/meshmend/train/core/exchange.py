@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -30,9 +31,10 @@ from meshmend.planning.plan_cache import load_or_make_plans, planned_losses
 from meshmend.planning.plan_request import GATHER, SumSizes
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.spanning import Ends, point_to_point
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, SlowLink
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
+from meshmend.train.core.link_speeds import LinkSpeeds
 from meshmend.train.core.plan_agreement import FolderPlans, PlanAgreement, split_sums
 from meshmend.transport.listener import Address
 from meshmend.transport.reference import chunk_at, run_chunk
@@ -58,7 +60,8 @@ class ExchangeSettings:
 
     A peer counts as lost if its kernel does not answer for `link_timeout_s`; a peer that is only
     busy does not. A sum fails if no byte moves for `sum_timeout_s`. `plans` is the folder of plans
-    that were made ahead; with `plan_ahead` the workers fill it.
+    that were made ahead; with `plan_ahead` the workers fill it. With `watch_links` all chips look
+    for links that are slower than planned, and plan anew.
     """
 
     secret: bytes
@@ -70,6 +73,7 @@ class ExchangeSettings:
     sum_timeout_s: float = 1800.0
     plans: Path | None = None
     plan_ahead: PlanAheadSettings | None = None
+    watch_links: bool = False
 
 
 class PendingSum(Protocol):
@@ -109,6 +113,9 @@ class Exchange:
         self._catalogue: Catalogue | None = None
         self._sums: SumSizes = ()
         self._agreement: PlanAgreement | None = None  # None: this generation has searched plans
+        self._speeds: LinkSpeeds | None = None  # None: nobody watches the links
+        self._sought: _SoughtPlans | None = None  # for links that have other speeds now
+        self._searcher: HostPlanner | None = None  # which makes those
         self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
         self._connected: set[int] = set()  # seats with a connection of this generation
         self._planned: tuple[int, int] | None = None  # losses with plans, as last looked up
@@ -160,7 +167,9 @@ class Exchange:
         self.mesh = generation.mesh_of(self._whole)
         self.rank = self.mesh.rank_of[self._chip]
         self._catalogue = Catalogue(self.mesh, self._settings.algorithm, 0, self.rank)
-        self._sums, self._agreement = (), None
+        self._sums, self._agreement, self._sought = (), None, None
+        is_watched = self._settings.watch_links and self.mesh.n_live > 2
+        self._speeds = LinkSpeeds(self.mesh) if is_watched else None
         self._tasks = {}
         self._connected = set()
         self._planned, self._look_at = None, 0.0
@@ -224,7 +233,9 @@ class Exchange:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether quick plans are in use, so that `swap_plans` may find better ones."""
+        """Whether better plans than those in use are sought, so that `swap_plans` may find them."""
+        if self._sought is not None:
+            return True
         return self._agreement is not None and self._agreement.is_provisional
 
     def swap_plans(self) -> None:
@@ -232,9 +243,67 @@ class Exchange:
 
         While `is_provisional`: that is the same on all chips of a generation.
         """
-        if self._agreement is not None and self._agreement.swap():
+        if self._sought is not None:
+            if self._sought.agreement.swap():
+                self._take_sought(self._sought)
+        elif self._agreement is not None and self._agreement.swap():
             self._make_tasks()
             _log.info("chip %s takes searched plans for %s", self._chip, self.mesh)
+
+    def is_look_due(self) -> bool:
+        """Count a step; return whether all chips call `look_at_links` before it."""
+        return self._speeds is not None and self._speeds.is_due()
+
+    def look_at_links(self) -> tuple[SlowLink, ...]:
+        """Return the links that have another speed than was known; all chips find the same ones.
+
+        The job goes on with the plans that it has until there are some for these speeds:
+        `swap_plans` takes them.
+        """
+        assert self._speeds is not None, "nobody watches the links"
+        done, work = self.transport.work_done(), []
+        for other in self.mesh.neighbor_ranks[self.rank].tolist():
+            seat = self._seats[self.mesh.live[other]] if other >= 0 else -1
+            work.append(done.get(seat, (0, 0)))
+        mine = self._speeds.mine(work, time.monotonic_ns() // 1000)
+        changed = self._speeds.conclude(self.gather_numbers(mine))
+        if changed and self._sums:
+            self._seek_plans(self._speeds.mesh)
+        return changed
+
+    def _seek_plans(self, mesh: Mesh) -> None:
+        """Have plans made for a mesh of the same chips, whose links have other speeds."""
+        algorithm = self._settings.algorithm
+        if self.rank == 0:
+            if self._searcher is None:
+                ahead = self._settings.plan_ahead
+                self._searcher = self._planner or HostPlanner(
+                    self._chip, ahead or self._own_plans()
+                )
+            self._searcher.plan_for(mesh, self._sums)
+        folder = self._searcher.folder if self._searcher else self._plans
+        catalogue = Catalogue(mesh, algorithm, 0, self.rank)
+        plans = FolderPlans(folder, mesh, algorithm, self._sums, catalogue)
+        self._sought = _SoughtPlans(mesh, catalogue, PlanAgreement(self, plans))
+        self._sought.agreement.begin()
+        if not self._sought.agreement.is_provisional:
+            self._take_sought(self._sought)
+
+    def _own_plans(self) -> PlanAheadSettings:
+        """Return where this chip has plans made if nobody else plans ahead for the job."""
+        board, algorithm = (1,) * len(self.mesh.shape), self._settings.algorithm
+        if self._plans is not None:
+            return PlanAheadSettings(self._plans, algorithm, board)
+        return PlanAheadSettings(Path(mkdtemp()), algorithm, board, is_scratch=True)
+
+    def _take_sought(self, sought: "_SoughtPlans") -> None:
+        self.mesh, self._catalogue, self._agreement = sought.mesh, sought.catalogue, None
+        self._sought = None
+        if self._searcher is not None and self._searcher is not self._planner:
+            self._searcher.close()
+            self._searcher = None
+        self._make_tasks()
+        _log.info("chip %s takes plans for %s", self._chip, self.mesh)
 
     @property
     def members(self) -> Sequence[Chip]:
@@ -340,8 +409,9 @@ class Exchange:
     def close(self) -> None:
         """Close all connections and stop planning ahead."""
         self.transport.close()
-        if self._planner is not None:
-            self._planner.close()
+        for planner in {self._planner, self._searcher} - {None}:
+            assert planner is not None
+            planner.close()
 
     def _sum_task(self, n_elements: int, dtype: str) -> Task:
         return self._task((n_elements, dtype), _SUM, dtype)
@@ -381,6 +451,15 @@ class Exchange:
     def _run(self, task: Task, payload: Bytes) -> None:
         self._connect_to(task)
         self.transport.run(task, payload, timeout_s=self._settings.sum_timeout_s)
+
+
+@dataclass(frozen=True)
+class _SoughtPlans:
+    """Plans that are being made for links of other speeds, and what takes them into use."""
+
+    mesh: Mesh
+    catalogue: Catalogue
+    agreement: PlanAgreement
 
 
 class Spreading:

@@ -99,6 +99,17 @@ class HostPlanner:
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._warn_once(str(error))
 
+    def plan_for(self, mesh: Mesh, sums: SumSizes) -> None:
+        """Plan sums for a mesh now, and after that for the failures that may come next."""
+        if self.folder is None:
+            return
+        self._is_first = True
+        request = PlanRequest(mesh, self._settings.board, self._settings.algorithm, tuple(sums))
+        try:
+            self._give(PlanTask(str(self.folder), request))
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            self._warn_once(str(error))
+
     def close(self) -> None:
         """Stop planning, because the job is over; delete a scratch folder."""
         self._kill()

@@ -23,7 +23,13 @@ from meshmend.errors import (
     TransportError,
     WrongResultError,
 )
-from meshmend.membership.events import WorkerStepped, WrongResult, WrongSum
+from meshmend.membership.events import (
+    LinkRestored,
+    LinkSlow,
+    WorkerStepped,
+    WrongResult,
+    WrongSum,
+)
 from meshmend.membership.faults.fault import Moment, Part
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import JobFingerprint
@@ -187,7 +193,8 @@ class JobCore:
             self._resume(resume)
         if self._environment.identity is not None:
             _claim_process()
-            told = structs.replace(fingerprint(), check_shares=every)
+            watch_links = self._environment.exchange_settings.watch_links
+            told = structs.replace(fingerprint(), check_shares=every, watch_links=watch_links)
             coordinator_client().set_fingerprint(told)
             self._exchange = exchange_of(self._environment)
             transfer = StateTransfer(self, self._exchange)
@@ -297,15 +304,30 @@ class JobCore:
         self._close()
 
     def _take_better_plans(self) -> bool:
-        """Swap plans before a step, if those in use are provisional; False if the mesh changed."""
+        """Look at the links if that is due, and swap plans before a step if better ones are sought.
+
+        Return False if the mesh changed.
+        """
         loop, exchange = self._loop, self._exchange
-        if loop is None or exchange is None or not exchange.is_provisional:
+        if loop is None or exchange is None:
             return True
         number = loop.number
-        if loop.attempt(exchange.swap_plans, is_step=False):
-            return True
-        loop.recover(after=number)
-        return False
+        for is_wanted, act in (
+            (exchange.is_look_due(), self._look_at_links),
+            (exchange.is_provisional, exchange.swap_plans),
+        ):
+            if is_wanted and not loop.attempt(act, is_step=False):
+                loop.recover(after=number)
+                return False
+        return True
+
+    def _look_at_links(self) -> None:
+        assert self._exchange is not None, "without a loop there are no links"
+        for each in self._exchange.look_at_links():
+            if self.rank == 0:
+                event = LinkRestored if each.speed == 1 else LinkSlow
+                report = event(str(each.link), each.speed, self.step_number, self.chip)
+                coordinator_client().report(report)
 
     def _leave(self) -> None:
         """Leave the job at once, because a `break` has ended the loop: the others must not wait.

@@ -136,6 +136,7 @@ def _exchange_settings(environment: Environment, settings: Settings) -> Exchange
         link_timeout_s=environment.config.timing.link_timeout_s,
         plans=plans,
         plan_ahead=plan_ahead,
+        watch_links=settings.watch_links,
     )
 
 
