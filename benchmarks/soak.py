@@ -14,12 +14,14 @@ with other work, everything takes longer, and nothing stands still.
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,11 +50,12 @@ from meshmend.membership.events import (
     StepFinished,
     TimedEvent,
     WorkerTurnedAway,
+    WrongResult,
 )
-from meshmend.membership.faults.fault import Fault
+from meshmend.membership.faults.fault import Fault, parse_fault
 from meshmend.pages.report.event_words import event_words
 from meshmend.planning.compile_once import compile_once
-from meshmend.topology.failures import board_shape
+from meshmend.topology.failures import Chip, board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_config, parse_mesh
 from meshmend.train.data.audit import audit
@@ -73,8 +76,9 @@ _PROGRESS_S = 10
 _SPIN_S = 0.005
 _SHOWN = (
     *(FaultHappened, FaultRecovered, WorkerTurnedAway, ChipsWaiting),
-    *(StateLost, StateRestored, JobFailed),
+    *(StateLost, StateRestored, JobFailed, WrongResult),
 )
+_FLIP_EVERY, _MOST_STEPS_PER_S = 5, 10
 _PAGE_MB = os.sysconf("SC_PAGESIZE") / 1e6
 _WARM_S = 30.0
 _MOST_NEW_FDS = 6
@@ -102,6 +106,7 @@ class Watch:
     )
     names: dict[int, str] = field(default_factory=dict)
     is_over: bool = False
+    flipped: frozenset[Chip] = frozenset()  # the chips that compute wrong numbers
 
     def hear(self, timed: TimedEvent) -> None:
         """Take up an event of the run."""
@@ -115,6 +120,8 @@ class Watch:
         elif isinstance(event, RunStarted):
             self.disturbances += possible([("a full disk", lambda: full_disk(self.ledger))])
             self.started_at = time.monotonic()
+        elif isinstance(event, WrongResult) and event.chip not in self.flipped:
+            self._fail(f"it takes the wrong chip for one that is wrong: {event_words(event)}")
         elif isinstance(event, _SHOWN):
             self.n_faults += isinstance(event, FaultHappened)
             print(f"{timed.t:8.1f} s  {event_words(event)}", flush=True)
@@ -228,6 +235,13 @@ def main() -> int:
     )
     parser.add_argument("--tile", default="", help="of a replica, such as 2x2: trains a GPT")
     parser.add_argument(
+        "--check-shares",
+        type=int,
+        default=0,
+        metavar="K",
+        help="compute all twice in one of K steps, and let chips compute wrong numbers",
+    )
+    parser.add_argument(
         "--testbed", metavar="BANDWIDTH", default="200Mbit", help="of each link (200Mbit)"
     )
     parser.add_argument(
@@ -247,6 +261,15 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="meshmend-soak-")) / "run"
     print(f"soak: {len(faults)} faults in {for_s:.0f} s on {mesh}, seed {options.seed}; {folder}")
     return _soak(options, mesh, faults=faults, folder=folder, link_bandwidth=link_bandwidth)
+
+
+def wrong_numbers(mesh: Mesh, for_s: float, seed: int) -> Iterator[Fault]:
+    """Yield flips of gradients on a quarter of the chips, in steps all over the run."""
+    chance = random.Random(f"wrong numbers {seed}")
+    chips = chance.sample(mesh.live, max(1, mesh.n_live // 4))
+    for step in range(20, 20 + round(for_s * _MOST_STEPS_PER_S), _FLIP_EVERY):
+        chip = ",".join(map(str, chance.choice(chips)))
+        yield parse_fault(f"flip gradient {chip} at {step + chance.randrange(_FLIP_EVERY)}", mesh)
 
 
 def _granted_bandwidth(text: str | None) -> float | None:
@@ -277,6 +300,10 @@ def _soak(
     trained_on, watch = workload(model, "tiny", norm="group"), Watch(folder, for_s)
     wrong = wrong_workers(trained_on, mesh, folder.parent / "wrong", for_s=for_s, seed=seed)
     trained_on, faults = wrong.workload, faults + wrong.faults
+    if options.check_shares:
+        flips = tuple(wrong_numbers(mesh, for_s, seed))
+        faults += flips
+        watch.flipped = frozenset(chip for fault in flips for chip in fault.chips())
     watch.disturbances += wrong.disturbances
     if link_bandwidth is not None:
         watch.disturbances.append(one_way_drop(mesh, seed))
@@ -285,7 +312,9 @@ def _soak(
         trained_on,
         JobConfig(
             mesh=mesh_config(mesh),
-            job=RunConfig(run_dir=str(folder), check_every_step=True),
+            job=RunConfig(
+                run_dir=str(folder), check_every_step=True, check_shares=options.check_shares
+            ),
             timing=Timing(holder_timeout_s=_HOLDER_S),
             training=TrainingConfig(steps=10**9, batch=options.batch, tile=options.tile),
             saving=SavingConfig(every=_SAVE_EVERY_SHARED if has_parts else _SAVE_EVERY),
