@@ -84,11 +84,11 @@ summary { cursor: pointer; font-weight: 600; }
 svg { display: block; max-width: 100%; height: auto; }
 .chart svg { min-width: 860px; } /* on a narrow page it scrolls: its text stays readable */
 .unbroken td { white-space: nowrap; }
-@media (max-width: 720px) { /* a phone, or a page beside another: shrink, with larger text */
+@media (max-width: 720px) { /* a phone, or a page beside another: charts shrink, and scroll */
   main { padding: 16px 12px 40px; } .card { padding: 10px 12px; }
   .figures { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }
   .figures .value { white-space: normal; font-size: 20px; }
-  .chart svg { min-width: 0; overflow: visible; } .chart svg text { font-size: 17px; }
+  main > .card > svg { min-width: 640px; overflow: visible; } .chart svg text { font-size: 17px; }
   th, td { padding: 4px 6px; } .unbroken span.bar { display: none; }
 }
 """
@@ -112,8 +112,13 @@ def page(title: str, parts: Sequence[str], *, style: str = "", dark: bool = True
 
 
 def card(content: str, *, look: str = "") -> str:
-    """Return content, which is HTML, in a box; `look` is a further class of the style."""
-    return f'<div class="card {look}">{content}</div>'
+    """Return content, which is HTML, in a box; `look` is a further class of the style.
+
+    One that may be wider than its page scrolls by itself, also with the keyboard.
+    """
+    is_wide = content.startswith("<svg") or "<table" in content
+    scrolls = ' tabindex="0" role="region" aria-label="Scrolls sideways"' if is_wide else ""
+    return f'<div class="card {look}"{scrolls}>{content}</div>'
 
 
 def headline(name: str, value: str, note: str = "", *, mood: str = "") -> str:
