@@ -117,7 +117,6 @@ class _Transfer:
 class _Memory:
     """What of a core's L1 is given away."""
 
-    core: Core
     used: int = DATA_AT
 
     def take(self, n_bytes: int) -> int:
@@ -481,7 +480,7 @@ def _slots(
         for lane in range(wiring.n_lanes):
             sender, receiver = (wiring.core(end, lane) for end in key[0])
             at_sender, at_receiver = (
-                memory.setdefault(core, _Memory(core)) for core in (sender, receiver)
+                memory.setdefault(core, _Memory()) for core in (sender, receiver)
             )
             slots[key].append(
                 _Slot(
@@ -523,7 +522,7 @@ def _cells(
         stride = -(-n_bytes // DRAM_ALIGNMENT) * DRAM_ALIGNMENT
         for lane in range(wiring.n_lanes):
             core = wiring.core((rank, port), lane)
-            at = start = memory.setdefault(core, _Memory(core)).take(n_bytes)
+            at = start = memory.setdefault(core, _Memory()).take(n_bytes)
             for block in kept:
                 cells[rank * schedule.n_buffers, block, lane] = core, at
                 at += blocks[block].n_bytes
@@ -547,7 +546,7 @@ def _cells(
         if place % schedule.n_buffers:
             for lane in range(wiring.n_lanes):
                 core = wiring.core(home, lane)
-                at = memory.setdefault(core, _Memory(core)).take(blocks[block].n_bytes)
+                at = memory.setdefault(core, _Memory()).take(blocks[block].n_bytes)
                 cells[place, block, lane] = core, at
     return cells, regions
 
