@@ -173,9 +173,14 @@ def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fa
 
 def _check_moments(faults: "tuple[Fault, ...]", *, is_sharded: bool) -> None:
     """Raise InputError if a fault waits for a part of a step that this job does not have."""
-    from meshmend.membership.faults.fault import Moment
+    from meshmend.membership.faults.fault import Moment, Part
 
     for fault in faults:
+        if fault.part is Part.STATE and is_sharded:
+            raise InputError(
+                f"--inject {fault.words!r} needs the optimizer's state on each chip, but with "
+                "--shard-optimizer no chip has all of it; flip weights instead"
+            )
         if fault.moment in (Moment.GATHER, Moment.REFILL) and not is_sharded:
             raise InputError(
                 f"--inject cannot hit 'in {fault.moment}' in this job; only jobs with "
