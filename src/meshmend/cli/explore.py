@@ -163,7 +163,7 @@ def _export(
         )
     write_text(path, made.text)
     print(f"page         {path}, {format_bytes(len(made.text))}")
-    print(f"clickable    {_counted(made.holes)}, one at a time")
+    print(f"clickable    {_counted(made.holes) or 'nothing'}, one at a time")
     if made.left_out:
         print(f"left out     {_counted(made.left_out)}: no room in {most}; see --export-size")
 

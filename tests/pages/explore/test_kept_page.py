@@ -142,6 +142,22 @@ def test_what_has_no_room_is_counted_and_the_file_keeps_below_the_limit() -> Non
         kept("6x6", most_bytes=10_000)
 
 
+def test_a_search_falls_back_on_trees_where_the_algorithm_does_not_support_a_hole(
+    tmp_path: Path, chromium: Any
+) -> None:
+    words = {"mesh": "2x3", "wrap": "none", "fail": [], "payload": "1MB", "fabric": "reference"}
+    question = question_of({**words, "algorithm": "ring-1d"})
+    made = kept_page(question, most_bytes=8_000_000, search=True, progress=no_progress)
+    path = tmp_path / "page.html"
+    path.write_text(made.text, encoding="utf-8")
+
+    with browsed(chromium, path.as_uri(), offline=True) as page:
+        page.wait_until("document.querySelectorAll('#table tbody tr').length > 4")
+        answers = page.page.evaluate(PLANS, [[], ["0,0"]])
+
+    assert [each["algorithm"] for each in answers if each["kind"] == "plan"] == ["ring-1d", "trees"]
+
+
 def test_it_holds_nothing_that_needs_a_network() -> None:
     text = kept("2x2").text
 

@@ -10,13 +10,14 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, UnsupportedError
 from meshmend.pages.explore.explorer_answers import (
     FIRST,
     SEARCHED,
@@ -75,7 +76,10 @@ def kept_page(
 
     def answered(mesh: Mesh) -> PricedPlan:
         asked = replace(question, mesh=mesh)
-        return searched_plan(asked, cache_dir, _no_part(progress)) if search else first_plan(asked)
+        if search:
+            with suppress(UnsupportedError):  # then trees, as the served page shows them
+                return searched_plan(asked, cache_dir, _no_part(progress))
+        return first_plan(asked)
 
     full = question.full_mesh
     progress("the mesh without failures", 0.0)

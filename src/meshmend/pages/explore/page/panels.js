@@ -47,6 +47,7 @@ export function headline(model, plan, hole, rows, question, isSearching) {
   const payload = question.payload.replace(/(\d)([A-Za-z])/, "$1 $2");
   if (!plan) return died ? `${died} died. Planning …` : "Planning …";
   const takes = `the sum of ${payload} takes ${timeWords(plan.time_s)}`;
+  if (!died && plan.ranks === 1) return joined(`One chip has nothing to sum with, so ${takes}.`);
   if (!died) return joined(`All ${plan.ranks} chips are alive, and ${takes}. Click one dead.`);
   const isKnown = hole && hole.stage === plan.stage, share = isKnown ? hole.time_s / hole.full_s - 1 : 0;
   const more = !isKnown ? "" : share < 0.0005 ? ", no longer than before" : `, ${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % longer`;
