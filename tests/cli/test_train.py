@@ -95,6 +95,33 @@ def test_master_weights_are_saved_and_taken_up_again(tmp_path: Path, shard: list
     assert "in bfloat16" in (first / "events.jsonl").read_text()
 
 
+@pytest.mark.slow
+def test_a_gpt_on_tiles_loses_a_chip_and_goes_on_with_larger_tiles_and_with_none(
+    tmp_path: Path,
+) -> None:
+    common = ("train", "gpt", "--batch", "8", "--json", "--save-every", "3")
+    patience = ("--set", "timing.heartbeat_timeout=60")  # on a busy machine chips may be silent
+    first = tmp_path / "first"
+    answers = []
+    with commands(tmp_path) as start:
+        tiles = ("--mesh", "1x4", "--tile", "1x2", "--inject", "kill 0,1 at 4")
+        ran = start("one", *common, *tiles, *patience, "--steps", "6", "--run-dir", first)
+        assert ran.end() == 0, ran.err
+        for name, options in {
+            "larger": ("--mesh", "2x2", "--tile", "2x2"),
+            "none": ("--mesh", "1x2"),
+        }.items():
+            places = ("--resume", first, "--run-dir", tmp_path / name)
+            again = start(name, *common, *options, "--steps", "9", *places)
+            assert again.end() == 0, again.err
+            answers.append(json.loads(again.out))
+
+    answer = json.loads(ran.out)
+    assert answer["samples"] == {"used": 48, "lost": 0, "repeated": 0}
+    assert (answer["replicas_equal"], answer["chips"]) == (True, [4, 2])
+    assert answers[0]["final_loss"] == pytest.approx(answers[1]["final_loss"], abs=1e-4)
+
+
 def test_a_run_is_one_json_object_and_can_be_taken_up_with_another_learning_rate(
     tmp_path: Path,
 ) -> None:
