@@ -32,6 +32,15 @@ def test_whatever_breaks_tiles_keep_one_history_and_every_part_of_it(seeds: rang
     assert first_problem(seeds, scenario_of=Scenario.of_tiles) is None
 
 
+@pytest.mark.parametrize("seed", [2502, 3298, 11263])
+def test_a_job_that_goes_back_to_a_checkpoint_begins_there_once(seed: int) -> None:
+    """The decision to go back formed a second generation, which found the state lost again."""
+    run = simulate(seed, scenario_of=Scenario.of_tiles)
+
+    assert not run.problem
+    assert run.n_restores <= 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 20_000, 20), ids=str)
 def test_twenty_thousand_seeds(seeds: range) -> None:

@@ -577,7 +577,9 @@ class Membership:
                 return None
         self._give_up_going_back()
         if self._is_restoring:
-            return self._begin_from_saved_state(self.generation)
+            # The decision to go back asks for a generation of its own. If this one began, that one
+            # would end it before a chip has read its checkpoint, and find the state lost again.
+            return None if self._changes.reasons else self._begin_from_saved_state(self.generation)
         best = self._newest((chip, self._states_of(chip)) for chip in chips)
         holders = tuple(chip for chip in chips if best in self._states_of(chip))
         if best is None or not self.history.is_holder(self.workers[holders[0]].status):
