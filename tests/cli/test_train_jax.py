@@ -20,7 +20,11 @@ pytestmark = needs("jax", "optax", "sklearn", "tensorboardX")
     ("line", "match"),
     [
         ("--framework numpy", "the framework needs to be one of torch, jax, but got 'numpy'"),
-        ("--framework jax nosuch", "the model needs to be one of resnet, bert, but got 'nosuch'"),
+        (
+            "--framework jax nosuch",
+            "the model needs to be one of resnet, bert, gpt, but got 'nosuch'",
+        ),
+        ("--framework jax gpt", "--framework jax has resnet and bert, but got gpt"),
         ("--framework jax --size full", "has tiny models only, but got --size full"),
         ("--framework jax --norm batch", "has group normalisation only, but got --norm batch"),
     ],

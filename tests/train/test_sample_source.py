@@ -131,6 +131,21 @@ def test_a_loader_worker_that_is_killed_while_it_is_read_from_is_told_as_such(
         source.close()
 
 
+def test_a_loader_whose_worker_was_killed_with_a_lock_in_its_hand_is_closed() -> None:
+    """A worker takes the lock of the event that ends it whenever it gets a task."""
+    source = source_of(DataLoader(Augmented(), num_workers=1))
+    assert isinstance(source, LoaderSource)
+    source.batch(Share(0, 4, 4), 99)
+    source._iterator._workers_done_event._cond.acquire()  # as the killed worker did
+    worker = source._iterator._workers[0]
+
+    signal.alarm(60)  # ends the test if it waits for that lock
+    source.close()
+    signal.alarm(0)
+
+    assert not worker.is_alive()
+
+
 def test_an_error_in_samples_that_were_made_for_nothing_is_not_raised() -> None:
     place = Order(50).samples(0, 50).tolist().index(13)
     source = source_of(DataLoader(Failing(), num_workers=1, prefetch_factor=8), Order(50))

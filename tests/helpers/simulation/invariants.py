@@ -115,9 +115,10 @@ class Invariants:
                 if self._is_restoring:
                     self._is_restoring = False
                     self._restored_by.append(number)
+                self._settle_before(step)
                 if step > len(self.settled):  # the restore took no step, and a holder came back
                     self.settled += self._given_up
-                self._settle_before(step)
+                    self._settle_before(step)
                 top = self.settled[-1].step
                 self.check(step >= top, f"generation {number} goes back to {step} from {top}")
                 self.check(step <= top + 1, f"generation {number} skips from {top} to {step}")

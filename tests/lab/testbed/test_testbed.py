@@ -367,7 +367,9 @@ def test_a_kernel_that_refuses_a_command_is_quoted_and_nothing_is_left(
 
     monkeypatch.setattr(network, "_SHAPER", "burst 10kb limit 1mb nonsense")
 
-    with pytest.raises(TestbedError, match=r"veth, bridge and tbf, but 'tc qdisc add .*nonsense"):
+    with pytest.raises(
+        TestbedError, match=r"veth, bridge and tbf, but 'tc qdisc replace .*nonsense"
+    ):
         Testbed.up(Mesh((1, 2)), link_bandwidth=BANDWIDTH)
     assert not run_dir.exists()
 

@@ -110,6 +110,8 @@ class LoaderSource:
         self._newest.value = self._tasks.begin(None)
         if not self._loader.pin_memory:  # else its thread waits for a queue that they may hold
             _kill(iterator)
+            # A worker that was killed while it looked at this event holds its lock for ever.
+            iterator._workers_done_event = threading.Event()
         iterator._shutdown_workers()
         _kill(iterator)
         self._deaths.close()
