@@ -4,33 +4,19 @@ The texts come with Python, so nothing is loaded from the network. There is no d
 step that is done again must give the same result.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
+from meshmend.lab.workloads.gpt import Passages
 from meshmend.lab.workloads.workload import Batch, Scores, Workload
 
 LENGTH = 32  # letters that the model sees
 _WIDTH, _LAYERS, _HEADS = 64, 2, 4
 _RATE = 2e-3
 _HELD_OUT_EVERY = 10
-
-
-@dataclass(frozen=True, eq=False)
-class Passages:
-    """Pieces of text (samples, letters); a sample: all letters but the last, all but the first."""
-
-    letters: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.letters)
-
-    def __getitem__(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        passage = self.letters[index]
-        return passage[:-1], passage[1:]
 
 
 def small_gpt(seed: int = 0) -> Workload:

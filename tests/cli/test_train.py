@@ -43,6 +43,10 @@ pytestmark = needs("torch", "transformers", "sklearn")
             "--shard-optimizer --mesh 1x4 --set sharding.mirror_domain=row",
             "shares no row with their owner",
         ),
+        (
+            "--check-shares 4 --set training.batch_policy=shrink",
+            "check_shares needs policy=\"constant\", but got 'shrink'",
+        ),
         ("gpt --framework jax", "--framework jax has resnet and bert, but got gpt"),
         ("bert --tile 2x2", "--tile needs a gpt"),
         ("gpt --tile 5x5", "no tile of 5x5, as it is written, fits 4x4"),

@@ -62,6 +62,16 @@ def test_a_row_that_is_missing_or_misled_is_found(name: str, exact: bool) -> Non
             check_contributions(replace(right, dst=dst), exact=exact)
 
 
+def test_blocks_of_different_sizes_are_no_schedule() -> None:
+    """Counting whose data a place holds does not see where the payload is cut."""
+    right = algorithm("relays").build(Mesh((2, 2)), ALL_TO_ALL)
+    cuts = right.cuts.copy()
+    cuts[right.n_chunks // 4] *= 0.9
+
+    with pytest.raises(InputError, match="over 4 ranks needs equal blocks"):
+        replace(right, cuts=cuts)
+
+
 def test_two_chips_by_hand() -> None:
     """Each chip keeps its own block and gets the other's in its place."""
     a, b = plan(Mesh((1, 2)), "pairs", collective="all-to-all").run(

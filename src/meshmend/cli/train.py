@@ -82,6 +82,8 @@ def train_command(
         raise InputError(f"--lr needs a number above 0, but got {what.lr:g}")
     begin, faults = local_job(config)
     batch_of(what.batch_policy, what.batch, 1, 1)  # refuses an unknown policy
+    if config.job.check_shares:
+        _check_shares(config.job.check_shares, what.batch_policy)
     _check_moments(faults, is_sharded=has_shards)
     if what.tile:
         _check_tile(model, config, begin, faults)
@@ -169,6 +171,13 @@ def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fa
     for fault in faults:
         if fault.moment not in known:
             raise InputError(f"--inject cannot hit 'in {fault.moment}' in a job with tiles")
+
+
+def _check_shares(check_shares: int, policy: str) -> None:
+    """Raise InputError if a job of this policy cannot compute shares twice."""
+    from meshmend.train.core.share_checks import check_settings
+
+    check_settings(check_shares, policy)
 
 
 def _check_moments(faults: "tuple[Fault, ...]", *, is_sharded: bool) -> None:

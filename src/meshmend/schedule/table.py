@@ -131,11 +131,8 @@ class Schedule:
             (self.owners < 0) | (self.owners >= self.n_ranks)
         ):
             raise InputError(f"Schedule needs an owner below {self.n_ranks} for each chunk")
-        if self.collective is Collective.ALL_TO_ALL and self.n_chunks % self.n_ranks:
-            raise InputError(
-                f"an all-to-all over {self.n_ranks} ranks needs as many chunks for each block, but "
-                f"got {self.n_chunks} chunks"
-            )
+        if self.collective is Collective.ALL_TO_ALL:
+            self._check_blocks()
         self._check_buffers()
         self._check_colours()
         if self.n_rows:
@@ -149,6 +146,20 @@ class Schedule:
         if self.src_buffer is None or self.dst_buffer is None:
             return {}
         return {"src_buffer": self.src_buffer, "dst_buffer": self.dst_buffer}
+
+    def _check_blocks(self) -> None:
+        """Check that an all-to-all has an equal block for each rank, of as many chunks as others.
+
+        Rows keep the place of a chunk. If places had other sizes, blocks would be cut elsewhere.
+        """
+        if self.n_chunks % self.n_ranks:
+            raise InputError(
+                f"an all-to-all over {self.n_ranks} ranks needs as many chunks for each block, but "
+                f"got {self.n_chunks} chunks"
+            )
+        blocks = self.cuts[:: self.n_chunks // self.n_ranks]
+        if not np.allclose(blocks, even_cuts(self.n_ranks), rtol=0, atol=1e-12):
+            raise InputError(f"an all-to-all over {self.n_ranks} ranks needs equal blocks")
 
     def _check_buffers(self) -> None:
         if (self.src_buffer is None) != (self.dst_buffer is None):

@@ -38,7 +38,7 @@ from meshmend.topology.failures import Chip
 from meshmend.train.core.bit_flips import flip_bit, flip_held
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner, MakeSharding, Sharding
-from meshmend.train.core.share_checks import Finding, Kind, ShareChecks
+from meshmend.train.core.share_checks import Finding, Kind, ShareChecks, check_settings
 from meshmend.train.core.shared_calls import SharedCalls
 from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.core.step_sums import RAISE, Culprits, NonFinite, StepSums, check_policy
@@ -116,20 +116,6 @@ class JobSettings:
         if self.n_samples is None:
             return StreamOrder(self.seed)
         return Order(self.n_samples, self.seed)
-
-
-def check_settings(check_shares: int, policy: str) -> None:
-    """Raise InputError if a job cannot compute shares twice so often."""
-    if check_shares < 0:
-        raise InputError(
-            f"check_shares needs a number of steps of at least 1, or 0 for no checks, but got "
-            f"{check_shares}"
-        )
-    if check_shares and policy != "constant":
-        raise InputError(
-            f'check_shares needs policy="constant", but got {policy!r}: a step that is done again '
-            "without a chip must be of the same samples"
-        )
 
 
 def check_wrong_policy(policy: str) -> None:

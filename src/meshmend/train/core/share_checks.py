@@ -302,3 +302,17 @@ def wrong_one(dispute: Dispute, votes: Sequence[str]) -> int | None:
 
 def _joined(hashes: Iterable[int]) -> str:
     return total_of({str(number): f"{each:016x}" for number, each in enumerate(hashes)})
+
+
+def check_settings(check_shares: int, policy: str) -> None:
+    """Raise InputError if a job cannot compute shares twice so often."""
+    if check_shares < 0:
+        raise InputError(
+            f"check_shares needs a number of steps of at least 1, or 0 for no checks, but got "
+            f"{check_shares}"
+        )
+    if check_shares and policy != "constant":
+        raise InputError(
+            f'check_shares needs policy="constant", but got {policy!r}: a step that is done again '
+            "without a chip must be of the same samples"
+        )
