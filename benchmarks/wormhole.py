@@ -1,12 +1,13 @@
 """Runs collectives on a simulated Galaxy of Wormhole chips, whole and broken, and counts.
 
-    python benchmarks/wormhole.py LIBTTSIM [--only TEXT] [--seconds 600] [--list] [--no-write]
+    python benchmarks/wormhole.py LIBTTSIM [--only TEXT] [--jobs 1] [--seconds 600] [--no-write]
 
 The cases: the 8x4 torus and the 8x4 mesh, whole, less each chip, less each 2x2 block, and less
 three random sets of chips, links and cables; an allreduce of 64 KB of int32 and of float32 on each.
 Then the other collectives, bfloat16, and 256 KB of float32 on the torus less a block. Every case
 compares all bits, and all memory that nobody may touch. `--only` takes the cases whose name has the
-text. After `--seconds` no case begins: the next call goes on after the cases of the newest file.
+text. `--jobs` cases run at once, each on one core, with about 1 GiB of memory. After `--seconds` no
+case begins: the next call goes on after the cases of the newest file.
 """
 
 import argparse
@@ -15,7 +16,9 @@ import random
 import resource
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,7 @@ def random_set(number: int, wrap: str) -> tuple[list[str], list[str]]:
 
 
 def cases() -> Iterator[tuple[str, Question]]:
-    """Yield each case with its name, those that tell most first."""
+    """Yield each case with its name: the longest first, then those that tell most."""
     broken: list[tuple[str, str, list[str], list[str]]] = []
     for wrap, kind in (("all", "torus"), ("none", "mesh")):
         broken += [(f"{kind}", wrap, [], []), (f"{kind} less 2x2@2,0", wrap, ["2x2@2,0"], [])]
@@ -65,17 +68,17 @@ def cases() -> Iterator[tuple[str, Question]]:
             (f"{kind} less {row},{column}", wrap, [f"{row},{column}"], [])
             for row, column in product(range(rows), range(columns))
         ]
+    hole = parse_mesh(SHAPE, wrap="all", fail=["2x2@2,0"])
+    yield "256 KB float32", Question(hole, 262144, "float32")
     for type_name in ("int32", "float32"):
         for name, wrap, fail, cables in broken:
             mesh = parse_mesh(SHAPE, wrap=wrap, fail=fail)
             lost = tuple(parse_lost_cable(text) for text in cables)
             yield f"{type_name} {name}", Question(mesh, 65536, type_name, lost_cables=lost)
-    hole = parse_mesh(SHAPE, wrap="all", fail=["2x2@2,0"])
     for collective in ("reduce-scatter", "all-gather", "broadcast"):
         yield f"{collective} int32", Question(hole, 65536, collective=collective)
         yield f"{collective} float32", Question(hole, 65536, "float32", collective)
     yield "bfloat16", Question(hole, 16384, "bfloat16")
-    yield "256 KB float32", Question(hole, 262144, "float32")
 
 
 def cpu_s() -> float:
@@ -84,8 +87,11 @@ def cpu_s() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def measured(name: str, question: Question, library: Path) -> dict[str, Any]:
-    """Return the figures of a case, or why it failed."""
+def measured(case: tuple[str, Question], library: Path, until: float) -> dict[str, Any] | None:
+    """Return the figures of a case, or why it failed; None if there is no time left for it."""
+    name, question = case
+    if time.time() > until:
+        return None
     start = cpu_s()
     try:
         facts = run_experiment(question, library).summary()
@@ -101,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("library", type=Path)
     parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--no-write", action="store_true")
@@ -109,22 +116,24 @@ def main() -> None:
     if arguments.list:
         print("\n".join(name for name, _ in wanted))
         return
-    start, done = time.perf_counter(), []
-    for name, question in wanted:
-        if not arguments.no_write and name in {each["case"] for each in written()}:
-            continue
-        if time.perf_counter() - start > arguments.seconds:
-            break
-        facts = measured(name, question, arguments.library)
-        done.append(facts)
-        words = "right" if facts["right"] else f"WRONG: {facts.get('error', 'bits differ')}"
-        print(
-            f"{name:<32} {words}, {facts.get('algorithm', '')}, {facts.get('clocks', 0):,} clocks, "
-            f"{facts.get('wall_s', 0):.0f} s",
-            flush=True,
-        )
-        if not arguments.no_write:  # another call may have written meanwhile
-            record("wormhole", {"cases": [*written(), facts]})
+    if not arguments.no_write:
+        known = {each["case"] for each in written()}
+        wanted = [case for case in wanted if case[0] not in known]
+    run_case = partial(measured, library=arguments.library, until=time.time() + arguments.seconds)
+    done: list[dict[str, Any]] = []
+    with Pool(arguments.jobs) as pool:
+        for facts in pool.imap_unordered(run_case, wanted):
+            if facts is None:
+                continue
+            done.append(facts)
+            words = "right" if facts["right"] else f"WRONG: {facts.get('error', 'bits differ')}"
+            print(
+                f"{facts['case']:<32} {words}, {facts.get('algorithm', '')}, "
+                f"{facts.get('clocks', 0):,} clocks, {facts.get('wall_s', 0):.0f} s",
+                flush=True,
+            )
+            if not arguments.no_write:  # another call may have written meanwhile
+                record("wormhole", {"cases": [*written(), facts]})
     print(f"{sum(each['right'] for each in done)} of {len(done)} cases right")
 
 
