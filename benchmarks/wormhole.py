@@ -24,7 +24,6 @@ from typing import Any
 
 from meshmend.errors import MeshmendError
 from meshmend.topology.graph import largest_part
-from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.wormhole.experiment import Question, parse_lost_cable, run_experiment
 from record import RESULTS, record
@@ -48,6 +47,12 @@ def random_set(number: int, wrap: str) -> tuple[list[str], list[str]]:
             return failures, [f"{name}:{rng.randrange(4)}" for name in names[1:]]
 
 
+def block(row: int, column: int, shape: tuple[int, ...]) -> list[str]:
+    """Return the chips of a 2x2 block, which may lie across the seam of a torus."""
+    rows, columns = shape
+    return [f"{(row + i) % rows},{(column + j) % columns}" for i, j in product((0, 1), repeat=2)]
+
+
 def cases() -> Iterator[tuple[str, Question]]:
     """Yield each case with its name: the longest first, then those that tell most."""
     broken: list[tuple[str, str, list[str], list[str]]] = []
@@ -58,10 +63,12 @@ def cases() -> Iterator[tuple[str, Question]]:
             for number in range(RANDOM_SETS)
         ]
     for wrap, kind in (("all", "torus"), ("none", "mesh")):
-        rows, columns = Mesh((8, 4)).shape
+        whole = parse_mesh(SHAPE, wrap=wrap)
+        rows, columns = whole.shape
+        seam = 0 if wrap == "all" else 1  # on a torus, blocks lie across the seam too
         broken += [
-            (f"{kind} less 2x2@{row},{column}", wrap, [f"2x2@{row},{column}"], [])
-            for row, column in product(range(rows - 1), range(columns - 1))
+            (f"{kind} less 2x2@{row},{column}", wrap, block(row, column, whole.shape), [])
+            for row, column in product(range(rows - seam), range(columns - seam))
             if (row, column) != (2, 0)
         ]
         broken += [
