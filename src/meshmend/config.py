@@ -905,6 +905,14 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "submit job": _KUBERNETES,
     "submit jobset": _KUBERNETES,
+    # No command: what `meshmend.launch.ray` reads.
+    "ray": Command(
+        options=(),
+        reads=(
+            *("mesh", "hosts", "sums", "timing", "job.name", "job.run_dir", "job.ready_dir"),
+            *("job.check_every_step", "job.check_shares", "job.on_wrong_result"),
+        ),
+    ),
 }
 
 
@@ -937,7 +945,7 @@ def job_config(
 ) -> JobConfig:
     """Return the settings of a job, each from the first of its sources that has it.
 
-    These are the options that were `given` by key, the `assignments` such as
+    These are the settings that were `given` by key, as options are, the `assignments` such as
     `timing.link_timeout=5`, the TOML `file`, the variables of the `environment`, the command's own
     `defaults`, and those of the tree.
 
@@ -946,10 +954,14 @@ def job_config(
     """
     values = dict(defaults or {})
     in_file = _read_file(file) if file is not None else {}
-    assigned = dict(_assignment(text, command) for text in assignments)
+    assigned = dict(map(_assignment, assignments))
+    for key in assigned:
+        _check_key(key, "--set", command)
+    for key in given or ():
+        _check_key(key, "settings", command)
     for key, leaf in LEAVES.items():
         if given and given.get(key) is not None:
-            values[key] = leaf.parse(given[key], leaf.option)
+            values[key] = leaf.parse(given[key], leaf.option or key)
         elif key in assigned:
             values[key] = leaf.parse(assigned[key], f"--set {key}")
         elif key in in_file:
@@ -959,21 +971,20 @@ def job_config(
     return JobConfig().with_(values)
 
 
-def _assignment(text: str, command: str) -> tuple[str, str]:
+def _assignment(text: str) -> tuple[str, str]:
     key, found, value = text.partition("=")
     if not found:
         raise InputError(f"--set needs GROUP.NAME=VALUE, but got {text[:60]!r}")
-    _check_key(key, "--set")
-    if command and not COMMANDS[command].is_read(key):
-        raise InputError(f"--set {key} has no effect: meshmend {command} does not read it")
     return key, value
 
 
-def _check_key(key: str, source: str) -> None:
+def _check_key(key: str, source: str, command: str = "") -> None:
     if key not in LEAVES:
         similar = get_close_matches(key, LEAVES, n=1)
         advice = f"did you mean {similar[0]}?" if similar else "docs/settings.md lists them"
         raise InputError(f"{source}: there is no setting {key[:60]!r}; {advice}")
+    if command and not COMMANDS[command].is_read(key):
+        raise InputError(f"{source} {key} has no effect: meshmend {command} does not read it")
 
 
 def _read_file(path: Path) -> dict[str, object]:

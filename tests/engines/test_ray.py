@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from meshmend.train.data.audit import audit
 pytestmark = pytest.mark.engines
 
 STEPS_AGAIN_S = 2.0  # the others step again so soon after a death
+SINGLE = {"mesh.board": "1x1"}  # each chip fails alone
 BACK_S = 10.0  # the chip that died steps again so soon, on a machine that has nothing else to do
 IMPORTS = "import ray, torch, meshmend.train.torch.job; torch.optim.SGD([torch.zeros(1)])"
 
@@ -60,6 +61,8 @@ SCRIPT = training_script(
     if (folder / f"broken {chip}").exists():
         raise OSError("this chip is broken")
     steps = (folder / f"{chip} {os.getpid()}.steps").open("w", 1)
+    variables = [f"{name}={text}" for name, text in os.environ.items() if "MESHMEND" in name]
+    (folder / f"{chip} variables").write_text("\\n".join(variables))
     """,
     last="""
     if job.is_leader:
@@ -153,19 +156,15 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
     script.write_text(SCRIPT)
     jobs: list[Watched] = []
 
-    def start_job(shape: tuple[int, ...], n_steps: int, **options: Any) -> Watched:
-        mesh = Mesh(shape)
-        run = submit(
-            RayJob(
-                mesh,
-                script,
-                (str(n_steps), str(tmp_path)),
-                run_dir=tmp_path / "run",
-                name=f"job-{tmp_path.name}",
-                **options,
-            )
+    def start_job(
+        shape: str, n_steps: int, *, hosts: str = "", settings: Mapping[str, object] | None = None
+    ) -> Watched:
+        files = {"job.run_dir": str(tmp_path / "run"), "job.name": f"job-{tmp_path.name}"}
+        arguments = (str(n_steps), str(tmp_path))
+        job = RayJob.on(
+            shape, script, arguments, hosts=hosts, settings={**files, **(settings or {})}
         )
-        jobs.append(Watched(run, tmp_path, mesh))
+        jobs.append(Watched(submit(job), tmp_path, job.mesh))
         return jobs[-1]
 
     yield start_job
@@ -177,7 +176,7 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
 def test_a_killed_worker_is_back_at_once_and_a_killed_coordinator_is_missed_by_nobody(
     start: Callable[..., Watched],
 ) -> None:
-    job = start((2, 2), 900, hosts=(1, 2), board=(1, 1))
+    job = start("2x2", 900, hosts="1x2", settings=SINGLE)
     job.all_step()
     killed = kill(job.pid((0, 1)))
     again = job.all_step(killed, without=((0, 1),)) - killed
@@ -197,7 +196,7 @@ def test_a_killed_worker_is_back_at_once_and_a_killed_coordinator_is_missed_by_n
 
 
 def test_a_killed_host_is_back_on_its_node(start: Callable[..., Watched]) -> None:
-    job = start((2, 2), 900, hosts=(1, 2), board=(1, 1))
+    job = start("2x2", 900, hosts="1x2", settings=SINGLE)
     job.all_step()
     host = psutil.Process(job.pid((1, 0))).parent().parent()
     assert "RayHost" in host.name() + " ".join(host.cmdline())
@@ -219,7 +218,7 @@ def test_a_killed_host_is_back_on_its_node(start: Callable[..., Watched]) -> Non
 def test_a_killed_node_is_replaced_by_a_new_one(
     cluster: Any, start: Callable[..., Watched]
 ) -> None:
-    job = start((4, 4), 900, hosts=(2, 2))
+    job = start("4x4", 900, hosts="2x2")
     job.all_step()
     lost = ((0, 2), (0, 3), (1, 2), (1, 3))
     before = job.run.status().nodes
@@ -241,7 +240,7 @@ def test_a_killed_node_is_replaced_by_a_new_one(
 def test_a_killed_node_is_replaced_by_a_spare_one_at_once(
     cluster: Any, start: Callable[..., Watched]
 ) -> None:
-    job = start((2, 2), 900, hosts=(1, 2))
+    job = start("2x2", 900, hosts="1x2")
     job.all_step()
     lost = ((0, 0), (0, 1))
     killed = kill_node(cluster, job.run.status().nodes[0])
@@ -258,7 +257,7 @@ def test_a_killed_node_is_replaced_by_a_spare_one_at_once(
 def test_a_node_and_the_coordinator_that_are_killed_together_come_back(
     cluster: Any, start: Callable[..., Watched]
 ) -> None:
-    job = start((1, 3), 900, hosts=(1, 1), board=(1, 1))
+    job = start("1x3", 900, hosts="1x1", settings=SINGLE)
     job.all_step()
     before = job.run.status().nodes
     killed = kill_node(cluster, before[2])
@@ -275,7 +274,7 @@ def test_a_node_and_the_coordinator_that_are_killed_together_come_back(
 
 
 def test_a_coordinator_that_hangs_is_started_again(start: Callable[..., Watched]) -> None:
-    job = start((1, 2), 900, hosts=(1, 1), board=(1, 1))
+    job = start("1x2", 900, hosts="1x1", settings=SINGLE)
     job.all_step()
     (frozen,) = ray_processes("RayCoordinator")
     os.kill(frozen, signal.SIGSTOP)
@@ -295,7 +294,7 @@ def test_a_coordinator_that_hangs_is_started_again(start: Callable[..., Watched]
 def test_a_script_that_goes_on_after_its_loop_keeps_its_coordinator(
     start: Callable[..., Watched],
 ) -> None:
-    job = start((1, 1), 20, board=(1, 1))
+    job = start("1x1", 20, settings=SINGLE)
     for name in ("goes on", "gate"):
         (job.folder / name).touch()
     until((job.folder / "finished").exists, timeout_s=300, why=job.told)
@@ -308,10 +307,21 @@ def test_a_script_that_goes_on_after_its_loop_keeps_its_coordinator(
     job.finish(20)
 
 
+def test_settings_reach_the_workers(start: Callable[..., Watched]) -> None:
+    settings = {"job.check_shares": 50, "timing.link_timeout": 3, "sums.checksum": True}
+    job = start("1x2", 900, settings=SINGLE | settings)
+    job.all_step()
+    variables = (job.folder / "0,1 variables").read_text().splitlines()
+    told = {"MESHMEND_CHECK_SHARES=50", "MESHMEND_LINK_TIMEOUT=3", "MESHMEND_CHECKSUM=1"}
+
+    assert told <= set(variables)
+    job.finish(900)
+
+
 def test_a_host_that_fails_alone_tries_again_on_another_node(
     start: Callable[..., Watched],
 ) -> None:
-    job = start((1, 2), 900, hosts=(1, 1), board=(1, 1))
+    job = start("1x2", 900, hosts="1x1", settings=SINGLE)
     job.all_step()
     before = job.run.status().nodes
     (job.folder / "broken 0,1").touch()
@@ -344,7 +354,7 @@ def test_a_loop_that_fails_again_and_again_ends_the_job(cluster: Any, error: Exc
     with pytest.raises(
         JobFailedError, match=r"'fails' did not finish: the agent of host 0 \(chips"
     ):
-        train("1x1", loop, name="fails")
+        train("1x1", loop, settings={"job.name": "fails"})
 
 
 def test_a_job_outlives_the_process_that_started_it(cluster: Any, tmp_path: Path) -> None:
@@ -352,15 +362,15 @@ def test_a_job_outlives_the_process_that_started_it(cluster: Any, tmp_path: Path
     program = (
         "import sys, ray\n"
         "from meshmend.launch.ray import RayJob, submit\n"
-        "from meshmend.topology.mesh import Mesh\n"
         "ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)\n"
-        "submit(RayJob(Mesh((1, 2)), sys.argv[2], ('500', sys.argv[3]), name='outlives'))\n"
+        "job = {'settings': {'job.name': 'outlives'}, 'arguments': ('500', sys.argv[3])}\n"
+        "submit(RayJob.on('1x2', sys.argv[2], **job))\n"
     )
     line = (sys.executable, "-c", program, cluster.address, tmp_path / "train.py", tmp_path)
     subprocess.run(line, check=True)
     run = attach("outlives")
     with pytest.raises(InputError, match="a job of the name 'outlives' is on this Ray cluster"):
-        submit(RayJob(Mesh((1, 2)), tmp_path / "train.py", name="outlives"))
+        submit(RayJob.on("1x2", tmp_path / "train.py", settings={"job.name": "outlives"}))
     (tmp_path / "gate").touch()
     run.wait()
 
@@ -372,7 +382,7 @@ def test_a_job_outlives_the_process_that_started_it(cluster: Any, tmp_path: Path
 def test_a_cancelled_job_leaves_no_process_and_its_secret_is_in_no_command_and_no_log(
     start: Callable[..., Watched],
 ) -> None:
-    job = start((2, 2), 900, hosts=(1, 2), board=(1, 1))
+    job = start("2x2", 900, hosts="1x2", settings=SINGLE)
     job.all_step()
     pids = [job.pid(chip) for chip in job.mesh.live]
     secret = psutil.Process(pids[0]).environ()["MESHMEND_SECRET"]
@@ -390,12 +400,19 @@ def test_a_cancelled_job_leaves_no_process_and_its_secret_is_in_no_command_and_n
     ("options", "match"),
     [
         ({"hosts": "3x1"}, "--hosts needs a block of chips that tiles the mesh 2x2, but got 3x1"),
-        ({"hosts": "two"}, "hosts need a block of chips such as 2x2, but got 'two'"),
-        ({"name": "a job"}, "a job needs a name of letters, digits, .* but got 'a job'"),
+        ({"hosts": "two"}, "--hosts needs a block of chips such as 4x2, but got 'two'"),
+        (
+            {"settings": {"job.name": "a job"}},
+            "a job needs a name of letters, digits, .* but got 'a job'",
+        ),
         ({"resources": {"CPU": 0}}, "each above 0, but got {'CPU': 0}"),
         ({"loop": "/nowhere/train.py"}, "a job needs a script, but there is no file /nowhere"),
         ({"arguments": ("--lr",)}, "a function gets no arguments"),
         ({"mesh": "2by2"}, "--mesh needs positive extents"),
+        ({"settings": {"mesh.board": "2"}}, "--board needs a shape for 2x2"),
+        ({"settings": {"job.check_shares": -1}}, "--check-shares needs a whole number of at least"),
+        ({"settings": {"job.chek": 1}}, "settings: there is no setting 'job.chek'"),
+        ({"settings": {"slurm.port": 1}}, "slurm.port has no effect: meshmend ray does not read"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused_before_anything_starts(

@@ -14,6 +14,7 @@ without it.
 """
 
 import json
+import os
 import re
 import secrets
 import shutil
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from socket import socket
 from typing import Any, Final
@@ -40,9 +42,15 @@ except ModuleNotFoundError:
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from meshmend.config import JobConfig, RunConfig, SumConfig, Timing, command_words
+from meshmend.config import JobConfig, command_words, job_config
 from meshmend.files import write_whole
-from meshmend.launch.hosts import board_from, host_blocks, live_chips_of
+from meshmend.launch.hosts import (
+    board_from,
+    host_blocks,
+    host_shape_from,
+    live_chips_of,
+    with_whole_paths,
+)
 from meshmend.launch.ray_hosts import (
     NAMESPACE,
     HostPlacement,
@@ -57,10 +65,9 @@ from meshmend.membership import events
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.job import JobSpec
 from meshmend.pages.report.event_words import TROUBLE, event_words
-from meshmend.planning.plan import AUTO
-from meshmend.topology.failures import Chip, parse_shape
+from meshmend.topology.failures import Block, Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import mesh_config, parse_mesh
+from meshmend.topology.text import configured_mesh, mesh_words
 from meshmend.transport.codec import Value, plain, value_of
 from meshmend.transport.listener import Port, listening
 
@@ -79,10 +86,10 @@ _SHOWN: Final = (events.GenerationForming, *TROUBLE)
 class RayJob:
     """A job for a Ray cluster: `loop`, a script or a function, runs on every live chip of a mesh.
 
-    - `hosts` is the block of chips of one host, such as (4, 2); without it one host has all chips.
-      Every host gets a node of its own, unless `is_strict` is False.
+    - `config` has the settings that every launcher knows (`docs/settings.md`). Without
+      `hosts.block` one host has all chips; `job.run_dir` must be a folder that all nodes see.
     - `resources` are those of one chip. Ray finds nodes that have them for all chips of a host.
-    - `run_dir` keeps the ledgers and plans; all nodes must see it.
+    - Every host gets a node of its own, unless `is_strict` is False.
     - `port` is the coordinator's, on the head node; 0 takes any free one.
 
     Raises:
@@ -90,21 +97,15 @@ class RayJob:
             resources cannot be used.
     """
 
-    mesh: Mesh
+    config: JobConfig
     loop: Loop
     arguments: tuple[str, ...] = ()
-    hosts: tuple[int, ...] | None = None
-    name: str = "job"
-    run_dir: Path | None = None
-    board: tuple[int, ...] | None = None
-    algorithm: str = AUTO
-    timing: Timing = field(default_factory=Timing)
     resources: Mapping[str, float] = field(default_factory=lambda: dict(_ONE_CPU))
     is_strict: bool = True
     port: int = 0
 
     def __post_init__(self) -> None:
-        host_blocks(self.mesh, self.hosts or self.mesh.shape)
+        _ = self.blocks, self.board  # refuses what does not fit the mesh
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise InputError(
                 f"a job needs a name of letters, digits, '-', '_' and '.', but got {self.name!r}"
@@ -120,6 +121,71 @@ class RayJob:
             )
         if not callable(self.loop) and not Path(self.loop).is_file():
             raise InputError(f"a job needs a script, but there is no file {self.loop}")
+
+    @classmethod
+    def on(
+        cls,
+        mesh: Mesh | str,
+        loop: Loop,
+        arguments: Sequence[str] = (),
+        *,
+        hosts: str = "",
+        settings: Mapping[str, object] | None = None,
+        file: Path | str | None = None,
+        **options: Any,
+    ) -> "RayJob":
+        """Return a job on a mesh, such as `4x4`, with hosts of a block such as `2x2`.
+
+        What else is to be set is in `settings`, such as `{"job.check_shares": 100}`, in a TOML
+        `file`, or in this process's variables; the first of them that has it counts. `options` are
+        further fields of RayJob.
+
+        Raises:
+            InputError: a setting cannot be used, or the job cannot be as described.
+        """
+        config = job_config(
+            {**_mesh_settings(mesh), "hosts.block": hosts or None, **(settings or {})},
+            file=Path(file) if file is not None else None,
+            environment=os.environ,
+            defaults={"timing.join_timeout": _JOIN_TIMEOUT_S},
+            command="ray",
+        )
+        return cls(config, loop, tuple(arguments), **options)
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self.config.job.name
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The mesh of the job."""
+        return configured_mesh(self.config.mesh)
+
+    @cached_property
+    def board(self) -> tuple[int, ...]:
+        """The chips that fail and come back together."""
+        return board_from(self.config.mesh.board, self.mesh)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of the hosts that have a live chip."""
+        block = self.config.hosts.block
+        hosts = host_shape_from(block, self.mesh) if block else self.mesh.shape
+        return tuple(
+            each for each in host_blocks(self.mesh, hosts) if live_chips_of(each, self.mesh)
+        )
+
+    def agent_options(self) -> tuple[str, ...]:
+        """Return the options of `meshmend agent` that all hosts have in common."""
+        config = with_whole_paths(self.config).with_({"hosts.block": ""})
+        return tuple(command_words("agent", config))
+
+
+def _mesh_settings(mesh: Mesh | str) -> dict[str, object]:
+    if isinstance(mesh, str):
+        return {"mesh.shape": mesh}
+    return {f"mesh.{name}": value for name, value in mesh_words(mesh).items()}
 
 
 @dataclass(frozen=True)
@@ -171,15 +237,8 @@ class RayRun:
             return
 
 
-def train(
-    mesh: Mesh | str,
-    loop: Loop,
-    arguments: Sequence[str] = (),
-    *,
-    hosts: tuple[int, ...] | str | None = None,
-    **options: Any,
-) -> None:
-    """Train on a Ray cluster until the job has finished; `options` are further fields of RayJob.
+def train(mesh: Mesh | str, loop: Loop, arguments: Sequence[str] = (), **options: Any) -> None:
+    """Train on a Ray cluster until the job has finished; `options` are those of `RayJob.on`.
 
     Ctrl-C, and any other exception in this process, cancels the job.
 
@@ -187,15 +246,7 @@ def train(
         InputError: the job cannot be started as described.
         JobFailedError: it failed, or was cancelled.
     """
-    run = submit(
-        RayJob(
-            parse_mesh(mesh) if isinstance(mesh, str) else mesh,
-            loop,
-            tuple(arguments),
-            hosts=_shape(hosts) if isinstance(hosts, str) else hosts,
-            **options,
-        )
-    )
+    run = submit(RayJob.on(mesh, loop, arguments, **options))
     try:
         run.wait()
     except JobFailedError:
@@ -214,23 +265,18 @@ def submit(job: RayJob) -> RayRun:
     if not ray.is_initialized():
         ray.init()
     secret = secrets.token_hex(32)
-    blocks = tuple(
-        block
-        for block in host_blocks(job.mesh, job.hosts or job.mesh.shape)
-        if live_chips_of(block, job.mesh)
-    )
-    n_chips = max(len(live_chips_of(block, job.mesh)) for block in blocks)
+    n_chips = max(len(live_chips_of(block, job.mesh)) for block in job.blocks)
     settings = HostSettings(
         name=job.name,
-        blocks=blocks,
-        options=_agent_options(job),
+        blocks=job.blocks,
+        options=job.agent_options(),
         script=() if callable(job.loop) else (_script_path(job.loop), *job.arguments),
         resources={kind: amount * n_chips for kind, amount in job.resources.items()},
         secret=secret,
         loop=ray.cloudpickle.dumps(job.loop) if callable(job.loop) else b"",
         is_strict=job.is_strict,
     )
-    spec = JobSpec(job.name, job.mesh, job.board or board_from(None, job.mesh), job.timing)
+    spec = JobSpec(job.name, job.mesh, job.board, job.config.timing)
     folder = Path(tempfile.gettempdir()) / f"meshmend-ray-{job.name}-{secrets.token_hex(8)}"
     try:
         actor = (
@@ -267,28 +313,10 @@ def attach(name: str) -> RayRun:
         raise InputError(f"no job of the name {name!r} is on this Ray cluster") from None
 
 
-def _agent_options(job: RayJob) -> tuple[str, ...]:
-    """Return the options of `meshmend agent` that all hosts have in common."""
-    config = JobConfig(
-        mesh=mesh_config(job.mesh, job.board),
-        job=RunConfig(name=job.name, run_dir=str(job.run_dir.absolute()) if job.run_dir else ""),
-        sums=SumConfig(algorithm=job.algorithm),
-        timing=replace(job.timing, join_timeout_s=_JOIN_TIMEOUT_S),
-    )
-    return tuple(command_words("agent", config))
-
-
 def _script_path(script: str | Path) -> str:
     """Return the script as its workers find it: in Ray's working directory, or by its full path."""
     has_folder = "working_dir" in ray.get_runtime_context().runtime_env
     return str(script if has_folder else Path(script).absolute())
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        return parse_shape(text)
-    except ValueError:
-        raise InputError(f"hosts need a block of chips such as 2x2, but got {text!r}") from None
 
 
 class RayRecord(Value, frozen=True, tag_field="kind", tag="ray"):
