@@ -41,6 +41,11 @@ def test_a_job_that_goes_back_to_a_checkpoint_begins_there_once(seed: int) -> No
     assert run.n_restores <= 3
 
 
+def test_chips_that_hold_parts_of_one_state_go_on_though_a_generation_lies_between_them() -> None:
+    """A chip began a generation with the state that another one, which waited, still held."""
+    assert not simulate(4234, scenario_of=Scenario.of_tiles).problem
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 20_000, 20), ids=str)
 def test_twenty_thousand_seeds(seeds: range) -> None:

@@ -43,6 +43,11 @@ class BegunGeneration(Value, frozen=True, dict=True):
     def _members(self) -> frozenset[Process]:
         return frozenset(self.members)
 
+    @property
+    def has_base(self) -> bool:
+        """Whether it began with a state of another generation."""
+        return self.base != FRESH and not self.is_restored
+
     def has_member(self, process: Process) -> bool:
         """Whether a process was a member."""
         return process in self._members
@@ -262,6 +267,12 @@ class History:
             (step, version)
             for step in _steps_of(status)
             if is_holder or any(step <= last for last in until)
+        ]
+        # What a generation began with is still what its base had. Parts of both make one state.
+        found += [
+            (begun.step, begun.base)
+            for begun in self.record.begun
+            if version == begun.number and begun.step in _steps_of(status) and begun.has_base
         ]
         if status.checkpoint is not None:
             found.append((status.checkpoint, FRESH))

@@ -155,6 +155,7 @@ class World:
         self._spec = JobSpec("job", self.mesh, scenario.board, TIMING)
         self._n_coordinators = 0
         self._deaf: CoordinatorProcess | None = None
+        self._replaced: list[CoordinatorProcess] = []  # they and their successors share no record
         self._record_disk = self.disk
         self.coordinator = self._new_coordinator()
         for chip in self.mesh.live:
@@ -251,6 +252,7 @@ class World:
         if not has_record:
             self._record_disk = Disk()
             self.rules.allow_forks("two coordinators do not know of each other")
+            self._replaced.append(self.coordinator)
         self.coordinator = self._new_coordinator()
 
     def lend_address(self, seconds: float) -> None:
@@ -280,6 +282,16 @@ class World:
             self._kill(self._deaf, "kill")
             self._deaf = None
             self.coordinator.listen()
+
+    def _end_replaced_coordinators(self) -> None:
+        """End those that another one has replaced, if neither may have whole tiles.
+
+        Each keeps the workers that it has, and nobody but an operator knows of both.
+        """
+        for coordinator in self._replaced if self.scenario.tile else ():
+            if coordinator.is_alive and not coordinator.is_done:
+                self.events.tell("world", "ends a coordinator that was replaced")
+                self._kill(coordinator, "kill")
 
     def _break_connections(self, process: Process) -> None:
         for end in self.network.ends_of(process):
@@ -350,6 +362,7 @@ class World:
         self.network.slow_until = 0.0
         self.disk.is_full = self.disk.is_slow = False
         self._end_deaf_coordinator()
+        self._end_replaced_coordinators()
         self.coordinator.thaw()
         for worker in self.workers.values():
             worker.process.stuck_until = self.events.now
