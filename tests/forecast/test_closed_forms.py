@@ -17,7 +17,17 @@ from meshmend.forecast.forecasting import (
     year_runner,
 )
 from meshmend.forecast.machine import machine_of
-from meshmend.forecast.scenario import DALY, YEAR_S, YOUNG, JobModel, RepairModel, Scenario
+from meshmend.forecast.scenario import (
+    DALY,
+    TRUSTED_CHECKS,
+    YEAR_S,
+    YOUNG,
+    JobModel,
+    RepairModel,
+    Scenario,
+    WrongModel,
+)
+from meshmend.forecast.sweeps import Curve, Sweeper, check_lines
 
 INTERVAL = 3.3  # standard errors: 99.9 %
 
@@ -175,6 +185,45 @@ def test_the_published_formula_of_effective_time_holds_where_failures_are_rare(
     found = answer_of(asked, FIRE_FIGHTER, n_years=50)
 
     assert abs(found.goodput - expected) < 1e-3
+
+
+@pytest.mark.parametrize(("rate", "check_every"), [(2.0, 0), (10.0, 0), (5.0, 500), (5.0, 40_000)])
+def test_only_work_during_which_no_chip_was_wrong_is_kept(rate: float, check_every: int) -> None:
+    """Chips go wrong and are found independently of each other; repair takes no time here."""
+    model = WrongModel(found_s=3 * DAY_S, one_in=5, check_every=check_every)
+    asked = scenario("4x4", per_1000_days={"wrong": rate}, repair=repair(0.0), wrong=model)
+    compute_s, full_s = 0.094, 0.006
+    step_s = compute_s * (1 + model.compute_share) + full_s
+    mean_s, least_s = model.silent_s(step_s)
+    silent_s = least_s + mean_s * math.exp(-least_s / mean_s)
+    assert least_s == TRUSTED_CHECKS * check_every * step_s
+    up_s = 1000 * DAY_S / rate
+    exact = (up_s / (up_s + silent_s)) ** 16 * 0.1 / step_s
+
+    found = answer_of(asked, FAULT_TOLERANT, n_years=60)
+
+    assert_within(found, exact, bias=1e-4)
+    assert found.lost["checks"] > 0 or not check_every
+
+
+def test_checks_are_weighed_against_what_they_find() -> None:
+    asked = scenario("4x4", per_1000_days={"wrong": 5.0}, repair=repair(0.0), unit=(1, 1))
+    base = forecast(asked, prices_of(asked), [FAULT_TOLERANT], n_years=1)
+
+    curve = Sweeper(base).checks_curve()
+
+    assert curve is not None
+    goodputs = curve.goodputs["fault-tolerant"]
+    best = curve.values[goodputs.index(max(goodputs))]
+    # A check costs 0.94 of a step in K; a wrong chip 6.84 K steps, 16 x 5 in 1000 days.
+    in_theory = math.sqrt(0.94 / (6.84 * 0.1 * 16 * 5 / (1000 * DAY_S)))
+    assert in_theory / 2 <= best <= in_theory * 2
+    assert check_lines(curve)[-1] == (
+        f"checking shares pays from 4 on; of these, {best:.0f} is best with fault-tolerant, up "
+        f"{max(goodputs) - goodputs[-1]:.2%} from no checks"
+    )
+    seldom = Curve((4.0, math.inf), {"fault-tolerant": (0.8, 0.9)})
+    assert check_lines(seldom)[-1] == "checking shares does not pay here"
 
 
 @pytest.mark.parametrize(("shape", "burst"), [(1.0, 0.0), (0.6, 0.0), (2.0, 0.0), (1.0, 0.3)])

@@ -43,8 +43,8 @@ MUTANTS = {
         "own[UNSAVED_NS] += useful",
     ),
     "a fall back keeps its cycle": (
-        "    own[UNSAVED_NS] = 0\n    own[CYCLE_NS] = 0\n\n\n@inner_kernel\ndef save",
-        "    own[UNSAVED_NS] = 0\n\n\n@inner_kernel\ndef save",
+        "    own[UNSAVED_NS] = 0\n    own[CYCLE_NS] = 0\n\n\n@inner_kernel\ndef go_back",
+        "    own[UNSAVED_NS] = 0\n\n\n@inner_kernel\ndef go_back",
     ),
     "no time to detect": ("DETECT, own[DETECTION_NS])", "DETECT, 0)"),
     "waiting counts as restart": ("own[WAITING] += passed", "own[RESTART] += passed"),
@@ -75,6 +75,23 @@ MUTANTS = {
     "one hole is priced": ("extra += own[own[HOLE_EXTRA_NS]", "extra = own[own[HOLE_EXTRA_NS]"),
     "the batch shrinks": ("elif own[KEEPS_BATCH]:", "elif not own[KEEPS_BATCH]:"),
     "cut meshes go on whole": ("return _largest_part(own)", "return n_live"),
+    "wrong work is kept": ("go_back(own, saved)\n    if", "pass\n    if"),
+    "checkpoints since a chip went wrong are used": (
+        "own[at] = own[USEFUL] - own[UNSAVED_NS]",
+        "own[at] = own[USEFUL]",
+    ),
+    "what another chip has lost is lost once more": ("own[at] = min(own[at], saved)", "pass"),
+    "work from before the year is never lost": (
+        "0 if own[each] == IS_RIGHT else own[USEFUL]",
+        "0 if own[each] == IS_RIGHT else own[each]",
+    ),
+    "checks are free": ("longer * checked + sum_ns", "longer + sum_ns"),
+    "a wrong chip that a box does not use counts": (
+        "if not is_hit(own, hole, took_any):\n        return\n    if saved != IS_RIGHT:\n"
+        "        go_back(own, saved)",
+        "if saved != IS_RIGHT:\n        go_back(own, saved)\n"
+        "    if not is_hit(own, hole, took_any):\n        return",
+    ),
     "going on loses work": ("if own[CONFIG] != ON_MESH:\n        fall_back(own)", "fall_back(own)"),
 }
 
@@ -86,7 +103,7 @@ def plain_walk(change: tuple[str, str] | None = None) -> Callable[..., None]:
         assert source.count(change[0]) == 1, "a mutant changes one place"
         source = source.replace(*change)
     names_of_others = (
-        r"from meshmend\.forecast\.(?!walk_arrays|machine)\w+ import (\([^)]*\)|[^(\n]*)\n"
+        r"from meshmend\.forecast\.(?!walk_arrays|machine|outages)\w+ import (\([^)]*\)|[^(\n]*)\n"
     )
     source = re.sub(names_of_others, "", source)
     source = re.sub(r"from meshmend\.kernels import .*\n", "", source)
@@ -119,7 +136,10 @@ def prepared(case: str, year: int) -> Prepared:
 
 
 MEASURED = (20 * round(DAY_S * 1e9), 60 * round(DAY_S * 1e9))
-CASES = (("chips and boards", 0), ("chips and boards", 4), ("a line", 0), ("torus", 0))
+CASES = (
+    *(("chips and boards", 0), ("chips and boards", 4), ("a line", 0), ("torus", 0)),
+    *(("wrong chips", 0), ("wrong chips", 1), ("wrong chips and checks", 0)),
+)
 
 
 def is_right(walk_year: Callable[..., None]) -> bool:

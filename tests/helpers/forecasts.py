@@ -13,6 +13,7 @@ from meshmend.forecast.scenario import (
     Scenario,
     Shape,
     SpareModel,
+    WrongModel,
 )
 from meshmend.topology.text import parse_mesh
 
@@ -41,6 +42,7 @@ def scenario(
     shape: float = 1.0,
     burst: float = 0.0,
     rack: Shape = (),
+    wrong: WrongModel | None = None,
 ) -> Scenario:
     """Return a scenario whose spares are switched in at once."""
     return Scenario(
@@ -51,6 +53,7 @@ def scenario(
         SpareModel(spares, unit, 0.0),
         host=host,
         rack=rack,
+        wrong=wrong or WrongModel(),
     )
 
 
@@ -89,5 +92,20 @@ WALK_CASES = {
     "torus": _often("4x5", {"chip": 20, "link": 10}, (1, 1), spares=2, wrap="all"),
     "three axes": _often("3x2x4", {"chip": 25}, (1, 1, 2), spares=1),
     "a line": _often("1x8", {"chip": 20}, (1, 1)),
+    "wrong chips": _often(
+        "4x4",
+        {"chip": 10, "host": 20, "wrong": 15},
+        (2, 2),
+        host=(2, 2),
+        spares=2,
+        wrong=WrongModel(found_s=4 * DAY_S),
+    ),
+    "wrong chips and checks": _often(
+        "4x5",
+        {"link": 10, "wrong": 40},
+        (1, 1),
+        spares=1,
+        wrong=WrongModel(one_in=5, check_every=20_000),
+    ),
     "racks": _often("4x8", {"chip": 5, "rack": 40}, (4, 2), spares=1, rack=(4, 2)),
 }

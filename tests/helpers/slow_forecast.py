@@ -29,7 +29,11 @@ from meshmend.topology.failures import Block, Chip, Failure, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 
-CAUSES = ("useful", "detection", "restart", "lost", "slow", "missing", "waiting", "checkpoints")
+CAUSES = (
+    *("useful", "detection", "restart", "lost", "slow", "missing", "waiting", "checkpoints"),
+    "checks",
+)
+DOWN, UP, WRONG = 0, 1, 2
 
 
 @dataclass
@@ -46,15 +50,19 @@ class SlowJob:
     where: str = "mesh"
     used: frozenset[Chip] = frozenset()
     inside: frozenset[Link] = frozenset()
-    rates: tuple[float, float] = (1.0, 1.0)
+    rates: tuple[float, float, float] = (1.0, 1.0, 1.0)
     since_save: int = 0
     unsaved: int = 0
     recheck: bool = False
     spent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    trained: int = 0  # useful time since ever
+    saves: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # when, and how much
 
     def __post_init__(self) -> None:
         self.mesh = self.machine.scenario.mesh
         self.down: set[int] = set()
+        self.wrong_at: dict[int, int] = {}
+        self.found_wrong: int | None = None  # since when the domain that goes down was wrong
         self.unit_of_slot: dict[int, int | None] = {i: i for i in range(self.machine.n_slots)}
         self._choose()
 
@@ -110,13 +118,18 @@ class SlowJob:
 
     def _rates(
         self, chips: int, n: int, compute: float, full: float, total: float
-    ) -> tuple[float, float]:
+    ) -> tuple[float, float, float]:
         if not chips:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
+        every = self.machine.scenario.wrong.check_every
+        whole, part = compute + full, chips / n
         if self.machine.scenario.job.keeps_batch:
             longer = compute * n / chips
-            return (compute + full) / (longer + full), (compute + full) / (longer + total)
-        return chips / n, chips / n * (compute + full) / (compute + total)
+            checks = longer / every if every else 0.0
+            times = longer + full, longer + total, longer + checks + total
+            return whole / times[0], whole / times[1], whole / times[2]
+        checks = compute / every if every else 0.0
+        return part, part * whole / (compute + total), part * whole / (compute + checks + total)
 
     def _choose_box(self, dead: set[Chip], links: set[Link]) -> tuple[int, int]:
         size, self.used, self.inside, spanned = self._best_box(dead, links)
@@ -154,8 +167,12 @@ class SlowJob:
 
     # What happens.
 
-    def take(self, at: int, domain: int, up: bool) -> None:
+    def take(self, at: int, domain: int, what: int) -> None:
         self.advance(at)
+        if what == WRONG:
+            self.wrong_at[domain] = at
+            return
+        self.found_wrong, up = self.wrong_at.pop(domain, None), what == UP
         before_dead, before_links = self._dead(), self._cut_links()
         sick_before = self._sick_units()
         (self.down.discard if up else self.down.add)(domain)
@@ -184,11 +201,28 @@ class SlowJob:
         hit = bool(chips or links)
         if self.where == "box":
             hit = bool(chips & self.used or links & self.inside)
+        if hit and self.found_wrong is not None:
+            self._go_back(self.found_wrong)
         if self.phase in ("detect", "stopped") or not hit:
             return
         if self.where != "mesh":
             self._fall_back()
         self._begin("detect", self.times["detection"])
+
+    def _go_back(self, moment: int) -> None:
+        """Go back to the last checkpoint from before a moment."""
+        while self.saves[-1][0] > moment:
+            self.saves.pop()
+        lost = self.trained - self.saves[-1][1]
+        self.spent["lost"] += lost
+        self.spent["useful"] -= lost
+        self.trained -= lost
+        if lost:
+            self.since_save = self.unsaved = 0
+
+    def _save(self) -> None:
+        self.since_save = self.unsaved = 0
+        self.saves.append((self.now, self.trained))
 
     def _repaired(self) -> None:
         if self.phase == "stopped":
@@ -222,7 +256,7 @@ class SlowJob:
         elif before == self.where == "mesh" and not switched:
             self._begin("recover", self.times["recovery"])
         elif before == "mesh" and switched:
-            self.since_save = self.unsaved = 0
+            self._save()
             self._begin("start", pause + self.times["write"])
         else:
             self._fall_back()
@@ -252,7 +286,7 @@ class SlowJob:
         if (1 - self.chips / usable) * self.times["between"] > pause:
             if fills:
                 self._switch_in()
-            self.since_save = self.unsaved = 0
+            self._save()
             self._choose()
             self._begin("start", pause)
 
@@ -265,6 +299,7 @@ class SlowJob:
     def _fall_back(self) -> None:
         self.spent["lost"] += self.unsaved
         self.spent["useful"] -= self.unsaved
+        self.trained -= self.unsaved
         self.since_save = self.unsaved = 0
 
     def advance(self, to: int) -> None:
@@ -299,14 +334,17 @@ class SlowJob:
             self.now += dt
             self.since_save += dt
             if self.since_save == every + write:
-                self.since_save = self.unsaved = 0
+                self._save()
 
     def _train(self, dt: int) -> None:
         with_chips = min(dt, round(dt * self.rates[0]))
-        useful = min(with_chips, round(dt * self.rates[1]))
+        with_sum = min(with_chips, round(dt * self.rates[1]))
+        useful = min(with_sum, round(dt * self.rates[2]))
         self.spent["missing"] += dt - with_chips
-        self.spent["slow"] += with_chips - useful
+        self.spent["slow"] += with_chips - with_sum
+        self.spent["checks"] += with_sum - useful
         self.spent["useful"] += useful
+        self.trained += useful
         self.unsaved += useful
 
 
@@ -326,13 +364,14 @@ def _links_inside(lines: list[list[int]], rings: list[list[int]] | None = None) 
 def slow_walk(job: SlowJob, events: Ints, start: int, end: int) -> list[int]:
     """Return where the time between two moments went, by cause."""
     moments = [tuple(map(int, row)) for row in events.reshape(-1, 3)]
-    for at, domain, up in (m for m in moments if m[0] < start):
-        job.take(at, domain, bool(up))
+    for at, domain, what in (m for m in moments if m[0] < start):
+        job.take(at, domain, what)
     job.advance(start)
     job.spent = dict.fromkeys(CAUSES, 0)
     job.unsaved = 0
-    for at, domain, up in (m for m in moments if start <= m[0] < end):
-        job.take(at, domain, bool(up))
+    job.saves.append((start, job.trained))
+    for at, domain, what in (m for m in moments if start <= m[0] < end):
+        job.take(at, domain, what)
     job.advance(end)
     return [job.spent[cause] for cause in CAUSES]
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from meshmend.forecast.inputs import ForecastQuestion
 
 
-_CAUSE_HEADS = ("detection", "restart", "lost work", "slow sum", "no chips", "waiting", "saving")
+_CAUSE_HEADS = (
+    *("detection", "restart", "lost work", "slow sum", "no chips", "waiting", "saving", "checking"),
+)
 _WIDE, _HEAD_WIDE, _LEAST_WIDE = 60, 10, 10  # of the table, the words in front, one answer
 
 Text = str | None
@@ -246,14 +248,16 @@ def _forecast(
 
 
 def _changes(result: "Forecast", seed: int, *, quiet: bool) -> list[str]:
-    from meshmend.forecast.sweeps import Sweeper, change_lines
+    from meshmend.forecast.sweeps import Sweeper, change_lines, check_lines
     from meshmend.planning.progress import ProgressShares
 
     with progress(quiet=quiet, or_line=True) as bar:
-        sweeper, shares = Sweeper(result, seed), ProgressShares(bar, 3).in_turn()
+        sweeper, shares = Sweeper(result, seed), ProgressShares(bar, 4).in_turn()
         repairs = sweeper.repair_curve(next(shares))
         failures = sweeper.failure_curve(next(shares))
-        return change_lines(repairs, failures, sweeper.spares_curve(next(shares)))
+        changes = change_lines(repairs, failures, sweeper.spares_curve(next(shares)))
+        checks = sweeper.checks_curve(next(shares))
+        return [*changes, *(check_lines(checks) if checks else ())]
 
 
 def _write_page(
@@ -375,4 +379,6 @@ def _print_block(
         line("cost/step", [f"{cost_per_step(result, each, price):.4g}" for each in answers])
     print("lost to")
     for head, cause in zip(_CAUSE_HEADS, CAUSES, strict=True):
+        if cause == "checks" and not result.scenario.wrong.check_every:
+            continue
         line(head, [f"{each.lost[cause]:.2%}" for each in answers])

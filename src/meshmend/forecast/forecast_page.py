@@ -19,7 +19,7 @@ from meshmend.forecast.forecasting import (
 )
 from meshmend.forecast.inputs import ForecastQuestion
 from meshmend.forecast.machine import Floats, machine_of
-from meshmend.forecast.sweeps import MAP_FACTORS, Curve, Sweeper, change_lines
+from meshmend.forecast.sweeps import MAP_FACTORS, Curve, Sweeper, change_lines, check_lines
 from meshmend.forecast.walk_arrays import (
     LOG,
     N_LOG,
@@ -52,6 +52,7 @@ CAUSE_WORDS = {
     "missing_chips": "missing chips",
     "waiting": "waiting for repair",
     "checkpoints": "checkpoints",
+    "checks": "checking shares",
 }
 _CAUSE_COLOURS = {
     "detection": "#8a6d00",
@@ -61,6 +62,7 @@ _CAUSE_COLOURS = {
     "missing_chips": "#0064a8",
     "waiting": RED,
     "checkpoints": "#8c9bab",
+    "checks": "#4f7a28",
 }
 _WIDTH, _LEFT = 700.0, 190.0
 _MOST_CHANGES = 200_000
@@ -87,12 +89,13 @@ def forecast_page(
     progress: ProgressCallback = no_progress,
 ) -> str:
     """Return a complete HTML document that needs no other files and no network."""
-    sweeper, shares = Sweeper(result, seed), ProgressShares(progress, 5).in_turn()
+    sweeper, shares = Sweeper(result, seed), ProgressShares(progress, 6).in_turn()
     repairs = sweeper.repair_curve(next(shares))
     failures = sweeper.failure_curve(next(shares))
     spares = sweeper.spares_curve(next(shares))
     chips = sweeper.chips_curve(next(shares))
     winners = sweeper.winner_map(next(shares))
+    checks = sweeper.checks_curve(next(shares))
     title = f"What failures cost on {result.scenario.mesh}"
     parts = [
         f"<h1>{escape(title)}</h1>",
@@ -107,6 +110,7 @@ def forecast_page(
         _changes(repairs, failures, spares),
         card(winners_svg(result, winners)),
         *_charts(repairs, failures, spares, chips),
+        *_checks(checks),
         "<h2>What is assumed</h2>",
         _list([*question.assumptions, *pricing_words(result)]),
     ]
@@ -177,6 +181,16 @@ def _charts(repairs: Curve, failures: Curve, spares: Curve, chips: Curve) -> lis
         (chips, Axis("chips of the machine")),
     ]
     return [card(_chart(curve, axis)) for curve, axis in pairs if len(set(curve.values)) > 1]
+
+
+def _checks(checks: Curve | None) -> list[str]:
+    """Return goodput against how seldom shares are checked, where chips compute wrong numbers."""
+    if checks is None:
+        return []
+    goodputs = {name: values[:-1] for name, values in checks.goodputs.items()}
+    axis = Axis("steps between two checks of shares")
+    curve = Curve(checks.values[:-1], goodputs)
+    return [card(_chart(curve, axis)), _list(check_lines(checks)[-2:])]
 
 
 def _chart(curve: Curve, axis: Axis) -> str:

@@ -27,7 +27,7 @@ from meshmend.forecast.machine import (
     warm_up_s,
 )
 from meshmend.forecast.outages import TOO_MANY, OutageArrays, fill_outages, outage_arrays
-from meshmend.forecast.scenario import DALY, SPREADS, YEAR_S, YOUNG, Scenario
+from meshmend.forecast.scenario import DALY, SPREADS, WRONG, YEAR_S, YOUNG, Scenario
 from meshmend.forecast.walk import walk_year
 from meshmend.forecast.walk_arrays import (
     ANY_HOLES,
@@ -128,6 +128,7 @@ CAUSES = (
     "missing_chips",
     "waiting",
     "checkpoints",
+    "checks",
 )  # in the order of the places in `totals`, after the useful time
 _NS = 1e9
 _MOST_YEARS = 1_000_000
@@ -297,13 +298,17 @@ def year_runner(
     repair, failures = machine.scenario.repair, machine.scenario.failures
     figures = [repair.automatic_s * _NS, repair.automatic_success, repair.manual_s * _NS]
     figures += [SPREADS.index(repair.spread), repair.sigma, repair.crews, failures.burst]
+    wrong = machine.scenario.wrong
+    silent_s = wrong.silent_s(prices.compute_s * (1.0 + wrong.compute_share) + prices.full_s)
+    silent = [machine.number_of(WRONG), *(each * _NS for each in silent_s)]
+    rates = [1.0, 1.0, 1.0, wrong.compute_share]
     step_ns = np.array([prices.compute_s, prices.full_s, *prices.box_s]) * _NS
     return YearRunner(
         machine,
         walk_array(machine, prices, n_log),
-        np.concatenate([[1.0, 1.0], step_ns, np.zeros(3 * n_log)]),
-        np.array([*figures, failures.burst_window_s * _NS, *machine.lives]),
-        round(warm_up_s(repair) * _NS),
+        np.concatenate([rates, step_ns, np.zeros(3 * n_log)]),
+        np.array([*figures, failures.burst_window_s * _NS, *silent, *machine.lives]),
+        round(warm_up_s(machine.scenario) * _NS),
         round(year_s * _NS),
     )
 
@@ -377,8 +382,8 @@ def replay(
 ) -> tuple[AnswerForecast, ...]:
     """Return what each answer gives on given transitions, one row for each period.
 
-    Events are flat: time in ns, domain, 1 if it comes up. Periods are pairs of moments in ns; each
-    is walked from time 0 on.
+    Events are flat: time in ns, domain, what happens to it. Periods are pairs of moments in ns;
+    each is walked from time 0 on.
     """
     results = []
     for answer in answers:

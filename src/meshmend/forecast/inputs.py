@@ -18,6 +18,7 @@ from meshmend.forecast.scenario import (
     DALY,
     KINDS,
     SPREADS,
+    WRONG,
     YOUNG,
     FailureModel,
     JobModel,
@@ -25,6 +26,7 @@ from meshmend.forecast.scenario import (
     Scenario,
     Shape,
     SpareModel,
+    WrongModel,
 )
 from meshmend.schedule.algorithm_names import SUM_NAMES
 from meshmend.topology.fabric import fabric
@@ -89,6 +91,12 @@ def _interval(text: str) -> float | str:
     return text if text in (YOUNG, DALY) else parse_duration(text)
 
 
+def _rate_input(kind: str) -> str:
+    """Return the name of the input that says how often a kind of domain fails."""
+    is_wrong = kind == WRONG
+    return "wrong-per-1000-chip-days" if is_wrong else f"failures-per-1000-{kind}-days"
+
+
 _RATE = _number(0.0, 1e6)
 _ALL = (
     Input("mesh", str, None, "extents of the mesh"),
@@ -98,15 +106,21 @@ _ALL = (
     Input("rack", _shape, "", "chips of a rack or power domain", "the whole mesh"),
     *(
         Input(
-            f"failures-per-1000-{kind}-days",
+            _rate_input(kind),
             _RATE,
             "0",
-            f"how often one {kind} fails in 1000 days",
+            "how often one chip begins to compute wrong numbers"
+            if kind == WRONG
+            else f"how often one {kind} fails in 1000 days",
             "no such failures",
             "failures",
         )
         for kind in KINDS
     ),
+    Input("wrong-in", _number(1, 1e6), "5", "a wrong chip is so in one of so many steps",
+          "no figure is public; as --inject \"wrong ...\" has it", "failures"),
+    Input("wrong-found", parse_duration, "7d", "mean time until a wrong chip is found without "
+          "checks", "no figure is public", "failures"),
     Input(
         "failure-shape", _number(0.2, 10), "1", "Weibull shape of lives; 1: exponential",
         "exponential lives", "failures",
@@ -133,6 +147,8 @@ _ALL = (
     Input("checkpoint-every", _interval, YOUNG, "training between checkpoints, young or daly",
           "Young's interval", "job"),
     Input("checkpoint-write", parse_duration, "1min", "pause to write a checkpoint", group="job"),
+    Input("check-shares", _count(0, 10**9), "0", "one step in so many computes each share twice, "
+          "as train --check-shares; 0: none", "wrong chips are not looked for", "job"),
     Input("spares", _count(0, 10**6), "", "spare units", "2 % of the units, at least one",
           "spares"),
     Input("spare-unit", str, "host", "host, board, rack, row, column, or a shape such as 4x4x4",
@@ -160,7 +176,7 @@ OPTIONS = frozenset(
 # Assumptions that come to nothing unless another input is given.
 _QUIET = {
     "wrap", "board", "rack", "burst-window", "automatic-success", "repair-sigma", "compute",
-    *(f"failures-per-1000-{kind}-days" for kind in KINDS),
+    *map(_rate_input, KINDS), "wrong-in", "wrong-found", "check-shares",
 }  # fmt: skip
 
 
@@ -173,7 +189,7 @@ class Preset:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-_HOST_RATE = "failures-per-1000-host-days"
+_HOST_RATE, _WRONG_RATE = "failures-per-1000-host-days", _rate_input(WRONG)
 _ALL_PRESETS = (
     Preset(
         "meta-rsc-1",
@@ -189,6 +205,23 @@ _ALL_PRESETS = (
         "llama-3",
         "Llama 3 report: 419 unplanned interruptions of 2048 nodes of 8 GPUs in 54 days",
         {_HOST_RATE: "3.79"},
+    ),
+    Preset(
+        "llama-3-wrong",
+        "Llama 3 report: 6 unplanned interruptions by silent data corruption, 16,384 GPUs, 54 days",
+        {_WRONG_RATE: "0.0068"},
+    ),
+    Preset(
+        "meta-wrong",
+        "Silent data corruptions at scale (Meta, 2021): hundreds of CPUs of hundreds of thousands "
+        "of machines, in more than 18 months of tests; read as one in a thousand",
+        {_WRONG_RATE: "0.0018"},
+    ),
+    Preset(
+        "google-wrong",
+        "Cores that don't count (Google, 2021): a few cores per several thousand machines, over an "
+        "unknown time; read as one machine in a thousand within three years: low confidence",
+        {_WRONG_RATE: "0.0009"},
     ),
     Preset(
         "lanl",
@@ -338,7 +371,7 @@ def written(name: str, value: str) -> str:
 def _check_asked(texts: Mapping[str, str]) -> None:
     if "mesh" not in texts:
         raise InputError("forecast needs --mesh, such as 32x32, or a preset that has one")
-    if not any(f"failures-per-1000-{kind}-days" in texts for kind in KINDS):
+    if not any(_rate_input(kind) in texts for kind in KINDS):
         raise InputError(
             "forecast needs to know how often something fails: give "
             "--failures-per-1000-host-days, or a preset with public rates such as meta-rsc-1"
@@ -462,8 +495,9 @@ def question_of(inputs: Inputs) -> ForecastQuestion:
         host,
         board,
         rack,
+        WrongModel(values["wrong-found"], values["wrong-in"], values["check-shares"]),
     )
-    return ForecastQuestion(scenario, (*assumptions, *_of_the_model()))
+    return ForecastQuestion(scenario, (*assumptions, *_of_wrong(inputs), *_of_the_model()))
 
 
 def _n_spares(given: int | None, n_units: float) -> int:
@@ -476,6 +510,16 @@ def _n_spares(given: int | None, n_units: float) -> int:
             f"--spares needs at most {most} for the {n_units:g} units of this mesh, but got {given}"
         )
     return given
+
+
+def _of_wrong(inputs: Inputs) -> Iterator[str]:
+    """Yield what is assumed about wrong chips, where there are any."""
+    if not inputs.values[_WRONG_RATE]:
+        return
+    for name in ("check-shares", "wrong-in", "wrong-found"):
+        if name not in inputs.is_given:
+            yield f"{name} {INPUTS[name].default}: {INPUTS[name].why}"
+    yield "what was trained since a chip went wrong is lost: checkpoints reach back that far"
 
 
 def _of_the_model() -> tuple[str, ...]:
@@ -505,7 +549,7 @@ def _unit(word: str, mesh: Mesh, shapes: Mapping[str, Shape]) -> Shape:
 
 
 def _failures(values: Mapping[str, Any]) -> FailureModel:
-    rates = {kind: values[f"failures-per-1000-{kind}-days"] for kind in KINDS}
+    rates = {kind: values[_rate_input(kind)] for kind in KINDS}
     return FailureModel(
         {kind: rate for kind, rate in rates.items() if rate},
         values["failure-shape"],

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
-from meshmend.forecast.scenario import DAY_S, KINDS, YEAR_S, RepairModel, Scenario, Shape
+from meshmend.forecast.scenario import DAY_S, KINDS, WRONG, YEAR_S, Scenario, Shape
 from meshmend.topology.failures import Block, Chip, Failure, Link
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _WARM_UP_REPAIRS = 20.0  # mean repair times; three times as many where repairs queue
+_WARM_UP_SILENCES = 5.0  # mean times until a wrong chip is found
 _LEAST_WARM_UP_S, _MOST_WARM_UP_S = 2 * DAY_S, 100 * YEAR_S  # 64 bits hold 292 years in ns
 _MOST_FAILURES = 2_000_000  # of one year: half a gigabyte, and seconds for each answer
 
@@ -59,6 +60,11 @@ class Machine:
     def holes(self) -> tuple[Failure, ...]:
         return (*(domain.failure for domain in self.domains), *self.slots)
 
+    def number_of(self, kind: str) -> int:
+        """Return which of the kinds in `kind_of` this is; -1 if it never fails."""
+        failing = _failing(self.scenario)
+        return failing.index(kind) if kind in failing else -1
+
     @property
     def failures_per_s(self) -> float:
         """How often anything of the mesh fails, while all of it is up."""
@@ -74,15 +80,17 @@ class Machine:
         return math.fsum(n * time_s / (1000 * DAY_S / rates[kind] + repair_s) for kind, n in counts)
 
 
-def warm_up_s(repair: RepairModel) -> float:
+def warm_up_s(scenario: Scenario) -> float:
     """Return for how long a machine runs before a year begins, so that it is as one of old."""
+    repair, failures = scenario.repair, scenario.failures.per_1000_days
     repairs_s = _WARM_UP_REPAIRS * repair.mean_s * (3.0 if repair.crews else 1.0)
-    return min(max(_LEAST_WARM_UP_S, repairs_s), _MOST_WARM_UP_S)
+    silent_s = _WARM_UP_SILENCES * scenario.wrong.found_s if failures.get(WRONG) else 0.0
+    return min(max(_LEAST_WARM_UP_S, repairs_s, silent_s), _MOST_WARM_UP_S)
 
 
 def check_failures(machine: Machine, *, year_s: float = YEAR_S) -> None:
     """Raise InputError if a year and its warm-up have more failures than can be simulated."""
-    time_s = year_s + warm_up_s(machine.scenario.repair)
+    time_s = year_s + warm_up_s(machine.scenario)
     expected = machine.n_failures(time_s, with_spares=True)
     if expected > _MOST_FAILURES:
         raise InputError(

@@ -7,6 +7,9 @@ A domain that fails is first repaired automatically, if that is set; where this 
 waits for one of the repair crews and is repaired by hand. A failure may pull a second domain of its
 kind down soon after it, that one a third, and so on: a burst.
 
+A chip that computes wrong numbers has one transition more: nobody sees it go wrong, and only when
+it is found, some time later, does it go down to be repaired.
+
 Random numbers are a function of a key and a counter, without state: the n-th draw of a domain is
 the same whatever other domains draw, and in every answer and every scenario of a sweep. So two
 answers differ by what they do, never by their luck. The mixing function is the finaliser of
@@ -107,33 +110,38 @@ Floats = NDArray[np.float64]
 
 TOO_MANY = -1  # the transitions do not fit into the arrays
 
-# Single figures: those of repair, then those of bursts.
+# Single figures: those of repair, of bursts, and of wrong chips.
 AUTO_NS, AUTO_SUCCESS, MANUAL_NS, SPREAD, SIGMA, CREWS, BURST, BURST_NS = range(8)
+# Of wrong chips: the number of their kind or -1, how long they are silent, in the mean, at least.
+WRONG_KIND, SILENT_NS, LEAST_SILENT_NS = range(8, 11)
 # Then for each kind of domain: scale and shape of its lives, its first domain, one past its last.
-SCALE_NS, SHAPE, FIRST_DOMAIN, LAST_DOMAIN = range(8, 12)
+SCALE_NS, SHAPE, FIRST_DOMAIN, LAST_DOMAIN = range(11, 15)
 PER_KIND = 4
+
+DOWN, UP, WRONG = 0, 1, 2  # what a transition says of its domain
 
 # Single numbers of the array of whole numbers, and where its parts begin.
 _HEAP_SIZE, _N_OUT, _BUSY, _QUEUE_FIRST, _QUEUE_LAST, _N_DOMAINS, _MOST_OUT = range(7)
 _KIND_OF, _NEXT_FAIL, _LIVES, _QUEUE, _HEAP, OUT = range(7, 13)
 _PARTS_BEGIN = 16
 
-_DOWN = np.int64(2**62)  # as the next failure of a domain that is down
+_DOWN = np.int64(2**62)  # as the next failure of a domain that is down or wrong
 _NEVER = np.int64(2**62 - 1)
 _LONGEST_NS = 4e18
 
-_FAIL, _TO_MANUAL, _UP, _UP_BY_HAND = 0, 1, 2, 3  # what happens to a domain next
+_FAIL, _TO_MANUAL, _UP, _UP_BY_HAND, _FOUND = range(5)  # what happens to a domain next
 
 # Counters of the draws: 64 for the first life, then these for each repair and the life after it.
 _FIRST_LIFE, _PER_LIFE = 64, 9
 _BY_HAND, _AUTOMATIC, _SUCCESS, _HAS_BURST, _VICTIM, _BURST_WAIT, _LIFE = 0, 2, 4, 5, 6, 7, 8
+_SILENCE = 2**40  # and from here on one for each time that it was wrong
 
 
 @dataclass(frozen=True, eq=False)
 class OutageArrays:
     """The two arrays of a year: whole numbers, and the figures of the model.
 
-    The part OUT of the first holds the transitions: time in ns, domain, and 1 if it comes up.
+    The part OUT of the first holds the transitions: time in ns, domain, and what happens to it.
     """
 
     own: Ints
@@ -191,9 +199,16 @@ def fill_outages(own: Ints, fig: Floats, seed: int, year: int, horizon_ns: int) 
         key = key_of(seed, year, domain)
         if what == _FAIL:
             if now == own[own[_NEXT_FAIL] + domain]:  # else a burst took it down before its time
-                _fail(own, fig, domain, now, key, horizon_ns)
-                if fig[AUTO_NS] <= 0.0:
-                    _ask_for_hand(own, fig, domain, now, seed, year)
+                if own[own[_KIND_OF] + domain] == fig[WRONG_KIND]:
+                    _go_wrong(own, fig, domain, now, key)
+                else:
+                    _fail(own, fig, domain, now, key, horizon_ns)
+                    if fig[AUTO_NS] <= 0.0:
+                        _ask_for_hand(own, fig, domain, now, seed, year)
+        elif what == _FOUND:
+            _fail(own, fig, domain, now, key, horizon_ns)
+            if fig[AUTO_NS] <= 0.0:
+                _ask_for_hand(own, fig, domain, now, seed, year)
         elif what == _TO_MANUAL:
             _ask_for_hand(own, fig, domain, now, seed, year)
         else:
@@ -204,11 +219,21 @@ def fill_outages(own: Ints, fig: Floats, seed: int, year: int, horizon_ns: int) 
 
 
 @inner_kernel
+def _go_wrong(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64) -> None:
+    """Let a chip compute wrong numbers from now on, and draw when it is found."""
+    own[own[_NEXT_FAIL] + domain] = _DOWN
+    _emit(own, now, domain, WRONG)
+    silence = weibull(key, _SILENCE + own[own[_LIVES] + domain], fig[SILENT_NS], 1.0)
+    silence = max(silence, fig[LEAST_SILENT_NS])
+    _push(own, now + np.int64(min(silence, _LONGEST_NS)), domain, _FOUND)
+
+
+@inner_kernel
 def _fail(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int) -> None:
     """Take a domain down, begin its automatic repair, and perhaps a burst."""
     at = _FIRST_LIFE + _PER_LIFE * own[own[_LIVES] + domain]
     own[own[_NEXT_FAIL] + domain] = _DOWN
-    _emit(own, now, domain, 0)
+    _emit(own, now, domain, DOWN)
     if uniform(key, at + _HAS_BURST) < fig[BURST]:
         kind = own[own[_KIND_OF] + domain]
         first = int(fig[FIRST_DOMAIN + PER_KIND * kind])
@@ -257,7 +282,7 @@ def _come_up(
     own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int
 ) -> None:
     """Bring a domain up, and draw its next life."""
-    _emit(own, now, domain, 1)
+    _emit(own, now, domain, UP)
     at = _FIRST_LIFE + _PER_LIFE * own[own[_LIVES] + domain]
     own[own[_LIVES] + domain] += 1
     kind = own[own[_KIND_OF] + domain]
@@ -275,8 +300,8 @@ def _fail_at(own: Ints, fig: Floats, domain: int, now: int, life: float, horizon
 
 
 @inner_kernel
-def _emit(own: Ints, now: int, domain: int, up: int) -> None:
-    _put(own, own[OUT] + 3 * own[_N_OUT], now, domain, up)
+def _emit(own: Ints, now: int, domain: int, what: int) -> None:
+    _put(own, own[OUT] + 3 * own[_N_OUT], now, domain, what)
     own[_N_OUT] += 1
 
 

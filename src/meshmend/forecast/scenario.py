@@ -16,9 +16,11 @@ from meshmend.topology.mesh import Mesh
 
 DAY_S = 86400.0
 YEAR_S = 365.25 * DAY_S
-KINDS = ("chip", "link", "board", "host", "rack")
+WRONG = "wrong"  # a chip that computes wrong numbers, which nobody sees until it is found
+KINDS = ("chip", "link", "board", "host", "rack", WRONG)
 SPREADS = ("fixed", "exponential", "lognormal")  # in the order of the constants in `outages`
 YOUNG, DALY = "young", "daly"
+TRUSTED_CHECKS = 5  # as `train.core.share_checks` has it
 
 Shape = tuple[int, ...]
 
@@ -135,6 +137,40 @@ class JobModel:
 
 
 @dataclass(frozen=True)
+class WrongModel:
+    """How chips that compute wrong numbers are found, and what looking for them costs.
+
+    With checks, in one of `check_every` steps each chip computes the share of another one too; a
+    wrong chip is wrong in `one_in` steps. Without them (0) it takes `found_s` in the mean until
+    somebody finds it. All work since its first wrong number is then lost.
+    """
+
+    found_s: float = 7 * DAY_S
+    one_in: float = 5.0
+    check_every: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self.found_s, "zero or more", "the time until a wrong chip is found")
+        _check(self.one_in, "one step or more", "the steps in which a wrong chip is so", low=1)
+        _check(self.check_every, "zero or more", "check-shares")
+
+    @property
+    def compute_share(self) -> float:
+        """What the checks add to the compute of a step, in the mean."""
+        return 1.0 / self.check_every if self.check_every else 0.0
+
+    def silent_s(self, step_s: float) -> tuple[float, float]:
+        """Return how long a wrong chip is silent in the mean, and the least that is then lost.
+
+        A job that checks goes back to a step since which `TRUSTED_CHECKS` intervals have passed.
+        """
+        if not self.check_every:
+            return self.found_s, 0.0
+        between_s = self.check_every * step_s
+        return self.one_in * between_s, TRUSTED_CHECKS * between_s
+
+
+@dataclass(frozen=True)
 class SpareModel:
     """Spare units: how many, of which shape, and how long one takes to be switched in."""
 
@@ -159,6 +195,7 @@ class Scenario:
     host: Shape = ()
     board: Shape = ()
     rack: Shape = ()
+    wrong: WrongModel = field(default_factory=WrongModel)
 
     def __post_init__(self) -> None:
         n_axes = len(self.mesh.shape)
@@ -193,6 +230,6 @@ class Scenario:
 
     def shape_of(self, kind: str) -> Shape:
         """Return the shape of a kind of domain; a link has none."""
-        if kind == "chip":
+        if kind in ("chip", WRONG):
             return (1,) * len(self.mesh.shape)
         return {"host": self.host, "board": self.board, "rack": self.rack}[kind]

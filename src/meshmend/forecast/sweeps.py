@@ -14,7 +14,7 @@ import numpy as np
 from meshmend.forecast.forecasting import Answer, Forecast, forecast
 from meshmend.forecast.hole_prices import StepPrices
 from meshmend.forecast.machine import machine_of
-from meshmend.forecast.scenario import DAY_S, YEAR_S, Scenario
+from meshmend.forecast.scenario import DAY_S, WRONG, YEAR_S, Scenario
 from meshmend.planning.progress import ProgressCallback, no_progress
 from meshmend.topology.mesh import Mesh
 from meshmend.units import counted, format_duration
@@ -25,6 +25,8 @@ _CURVE_FAILURES, _MAP_FAILURES = 1500, 500
 _N_PARTS = 4
 _MOST_SPARES = 12
 _MOST_CHIPS = 16384
+CHECK_INTERVALS = tuple(4**k for k in range(1, 10))
+_CHECK_EVENTS, _MOST_CHECK_YEARS = 200, 400  # wrong chips
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,25 @@ class Sweeper:
                 points.append((float(scenario.mesh.n_chips), scenario))
         return self._curve(points, progress)
 
+    def checks_curve(self, progress: ProgressCallback = no_progress) -> Curve | None:
+        """Return goodput against how seldom shares are checked, the last without any: infinite.
+
+        None if no chip computes wrong numbers.
+        """
+        scenario = self.base.scenario
+        per_year = scenario.failures.per_1000_days.get(WRONG, 0.0) * scenario.mesh.n_chips * 0.36525
+        if not per_year:
+            return None
+        n_years = min(max(_N_PARTS, math.ceil(_CHECK_EVENTS / per_year)), _MOST_CHECK_YEARS)
+        found = []
+        for at, every in enumerate((*CHECK_INTERVALS, 0)):
+            asked = replace(scenario, wrong=replace(scenario.wrong, check_every=every))
+            found.append(
+                forecast(asked, self.base.prices, self._answers, n_years=n_years, seed=self.seed)
+            )
+            progress("checking more seldom", (at + 1) / (len(CHECK_INTERVALS) + 1))
+        return Curve((*map(float, CHECK_INTERVALS), math.inf), self._goodputs(found))
+
     def winner_map(self, progress: ProgressCallback = no_progress) -> list[list[str]]:
         """Return the best answer for each failure rate (row) and repair time, by MAP_FACTORS."""
         rows = []
@@ -150,11 +171,13 @@ class Sweeper:
         for at, (_, scenario) in enumerate(points):
             found.append(self._run(scenario, _CURVE_FAILURES))
             progress("simulating other machines", (at + 1) / len(points))
-        goodputs = {
+        return Curve(tuple(value for value, _ in points), self._goodputs(found))
+
+    def _goodputs(self, found: Sequence[Forecast]) -> dict[str, tuple[float, ...]]:
+        return {
             answer.name: tuple(each.answers[i].goodput for each in found)
             for i, answer in enumerate(self._answers)
         }
-        return Curve(tuple(value for value, _ in points), goodputs)
 
     def _run(self, scenario: Scenario, n_failures: int) -> Forecast:
         per_s = machine_of(scenario).failures_per_s
@@ -192,6 +215,28 @@ def break_evens(
         low, high = bend(curve.values[at]), bend(curve.values[at + 1])
         found.append(BreakEven(back(low + share * (high - low)), below, above))
     return found
+
+
+def check_lines(checks: Curve) -> list[str]:
+    """Return what checking shares is worth to the best answer, and how often, as sentences."""
+    at = max(range(len(checks.values)), key=lambda i: checks.goodputs[checks.best(i)][i])
+    goodputs = checks.goodputs[checks.best(at)]
+    told = [
+        f"check-shares {every:.0f}: {goodput:.2%}"
+        for every, goodput in zip(checks.values[:-1], goodputs, strict=False)
+    ]
+    unchecked = goodputs[-1]
+    pays = [
+        every for every, goodput in zip(checks.values, goodputs, strict=True) if goodput > unchecked
+    ]
+    if not pays:
+        verdict = "checking shares does not pay here"
+    else:
+        verdict = (
+            f"checking shares pays from {pays[0]:.0f} on; of these, {checks.values[at]:.0f} is "
+            f"best with {checks.best(at)}, up {goodputs[at] - unchecked:.2%} from no checks"
+        )
+    return [*told, f"no checks: {unchecked:.2%}", verdict]
 
 
 def change_lines(repairs: Curve, failures: Curve, spares: Curve) -> list[str]:

@@ -5,8 +5,9 @@ intact box, go on around them), whether spare units fill holes, and after how ma
 
 Time is whole nanoseconds, each under exactly one cause. A running job trains for an interval, then
 writes a checkpoint, and so on. Of the time that it trains, missing chips and a slower sum take
-their shares. What was trained after the last finished checkpoint is unsaved; a job that falls back
-to that checkpoint loses it.
+their shares, and checks of shares theirs. What was trained after the last finished checkpoint is
+unsaved; a job that falls back to that checkpoint loses it. Once a chip is found that computed wrong
+numbers, any job goes back to the last checkpoint from before it did so.
 """
 
 import numpy as np
@@ -19,13 +20,16 @@ from meshmend.forecast.intact_box import (
     reaches_into,
 )
 from meshmend.forecast.machine import Floats, Ints
+from meshmend.forecast.outages import UP, WRONG
 from meshmend.forecast.walk_arrays import (
     AT_BORDER,
     BETWEEN_FAILURES_NS,
     BOX,
     BOX_NS,
     CHAINS,
+    CHECK_SHARE,
     CHECKPOINTS,
+    CHECKS,
     CHIP_RATE,
     CHIPS,
     COMPUTE_NS,
@@ -54,6 +58,7 @@ from meshmend.forecast.walk_arrays import (
     IDLE,
     IN_BOX,
     INTERVAL_NS,
+    IS_RIGHT,
     KEEPS_BATCH,
     LINK_OF,
     LOG,
@@ -64,6 +69,7 @@ from meshmend.forecast.walk_arrays import (
     N_CAUSES,
     N_CHIPS,
     N_DEAD,
+    N_DOMAINS,
     N_HOLES,
     N_IDLE,
     N_LOG,
@@ -92,6 +98,7 @@ from meshmend.forecast.walk_arrays import (
     SLOW_DOWN,
     START,
     STOPPED,
+    SUM_RATE,
     SUPPORT,
     SUPPORTED,
     SWITCH_IN_NS,
@@ -106,6 +113,7 @@ from meshmend.forecast.walk_arrays import (
     WAITING,
     WRAP,
     WRITE_NS,
+    WRONG_SINCE,
 )
 from meshmend.kernels import inner_kernel, plain_kernel
 
@@ -137,10 +145,12 @@ def _train(own: Ints, fig: Floats, passed: int) -> None:
     training = n_saved * interval + min(since, interval) - min(before, interval)
     # A rate may be above 1 by the last bit of its division.
     with_chips = min(training, np.int64(np.rint(training * fig[CHIP_RATE])))
-    useful = min(with_chips, np.int64(np.rint(training * fig[RATE])))
+    with_sum = min(with_chips, np.int64(np.rint(training * fig[SUM_RATE])))
+    useful = min(with_sum, np.int64(np.rint(training * fig[RATE])))
     own[CHECKPOINTS] += passed - training
     own[MISSING_CHIPS] += training - with_chips
-    own[SLOW_DOWN] += with_chips - useful
+    own[SLOW_DOWN] += with_chips - with_sum
+    own[CHECKS] += with_sum - useful
     own[USEFUL] += useful
     own[CYCLE_NS] = since
     if n_saved:
@@ -156,6 +166,19 @@ def fall_back(own: Ints) -> None:
     own[USEFUL] -= own[UNSAVED_NS]
     own[UNSAVED_NS] = 0
     own[CYCLE_NS] = 0
+
+
+@inner_kernel
+def go_back(own: Ints, saved: int) -> None:
+    """Lose all that was trained since so much was saved, the checkpoints since then too."""
+    if own[USEFUL] > saved:
+        own[LOST_WORK] += own[USEFUL] - saved
+        own[USEFUL] = saved
+        own[UNSAVED_NS] = 0
+        own[CYCLE_NS] = 0
+    for at in range(own[WRONG_SINCE], own[WRONG_SINCE] + own[N_DOMAINS]):
+        if own[at] != IS_RIGHT:
+            own[at] = min(own[at], saved)
 
 
 @inner_kernel
@@ -407,6 +430,8 @@ def walk_year(
             return
         else:
             is_measuring = True
+            for each in range(own[WRONG_SINCE], own[WRONG_SINCE] + own[N_DOMAINS]):
+                own[each] -= 0 if own[each] == IS_RIGHT else own[USEFUL]
             own[UNSAVED_NS] = 0  # what was trained before counts for neither side
             own[:N_CAUSES] = 0
 
@@ -415,6 +440,7 @@ def walk_year(
 def _reset(own: Ints, fig: Floats) -> None:
     """Begin with everything alive, every unit in its slot, and the job running."""
     own[:FIRST_RULE] = 0
+    own[own[WRONG_SINCE] : own[WRONG_SINCE] + own[N_DOMAINS]] = IS_RIGHT
     own[own[DEAD] : own[DEAD] + own[N_CHIPS]] = 0
     own[own[DOWN_LINKS] : own[DOWN_LINKS] + 3 * own[N_CHIPS]] = 0
     own[own[HOLE_AT] : own[HOLE_AT] + own[N_ALL_HOLES]] = -1
@@ -445,22 +471,27 @@ def _next_phase(own: Ints, fig: Floats) -> None:
 
 
 @inner_kernel
-def _take(own: Ints, fig: Floats, domain: int, up: int) -> None:
+def _take(own: Ints, fig: Floats, domain: int, what: int) -> None:
     """Take in one transition."""
+    at = own[WRONG_SINCE] + domain
+    if what == WRONG:
+        own[at] = own[USEFUL] - own[UNSAVED_NS]
+        return
+    saved, own[at], up = own[at], IS_RIGHT, what == UP
     if own[USES_SPARES]:
         units = own[UNIT_FIRST] + domain
-        for at in range(own[units], own[units + 1]):
-            _take_unit(own, fig, own[own[DOMAIN_UNITS] + at], up)
+        for unit in range(own[units], own[units + 1]):
+            _take_unit(own, fig, own[own[DOMAIN_UNITS] + unit], up, saved)
     elif domain < own[N_MESH_DOMAINS]:  # the others are of spare units
         if up:
             remove_hole(own, domain)
             _note_repair(own, fig)
         else:
-            _note_hole(own, fig, domain, add_hole(own, domain))
+            _note_hole(own, fig, domain, add_hole(own, domain), saved)
 
 
 @inner_kernel
-def _take_unit(own: Ints, fig: Floats, unit: int, up: int) -> None:
+def _take_unit(own: Ints, fig: Floats, unit: int, up: bool, saved: int) -> None:
     """Take in that one of the domains of a unit went down or came up."""
     own[own[UNIT_DOWN] + unit] += -1 if up else 1
     if up and own[own[UNIT_DOWN] + unit] == 0:
@@ -478,7 +509,7 @@ def _take_unit(own: Ints, fig: Floats, unit: int, up: int) -> None:
         own[own[UNIT_SLOT] + unit] = -1
         own[own[SLOT_UNIT] + slot] = -1
         hole = own[N_MESH_DOMAINS] + slot
-        _note_hole(own, fig, hole, add_hole(own, hole))
+        _note_hole(own, fig, hole, add_hole(own, hole), saved)
 
 
 @inner_kernel
@@ -508,9 +539,16 @@ def _fill(own: Ints, slot: int, unit: int) -> None:
 
 
 @inner_kernel
-def _note_hole(own: Ints, fig: Floats, hole: int, took_any: bool) -> None:
-    """Stop the job if it uses what has failed; it takes time to find out what happened."""
-    if own[PHASE] == DETECT or own[PHASE] == STOPPED or not is_hit(own, hole, took_any):
+def _note_hole(own: Ints, fig: Floats, hole: int, took_any: bool, saved: int) -> None:
+    """Stop the job if it uses what has failed; it takes time to find out what happened.
+
+    If that was wrong before, the job keeps only what was saved by then.
+    """
+    if not is_hit(own, hole, took_any):
+        return
+    if saved != IS_RIGHT:
+        go_back(own, saved)
+    if own[PHASE] == DETECT or own[PHASE] == STOPPED:
         return
     if own[CONFIG] != ON_MESH:
         fall_back(own)
@@ -626,12 +664,15 @@ def _set_place(own: Ints, fig: Floats, config: int, chips: int) -> None:
             if own[BOX + 3 + axis] == own[SHAPE + axis]:
                 spanned |= 1 << axis
         sum_ns = fig[BOX_NS + spanned]
+    checked = 1.0 + fig[CHECK_SHARE]
     if chips == 0:
-        fig[CHIP_RATE], fig[RATE] = 0.0, 0.0
+        fig[CHIP_RATE], fig[SUM_RATE], fig[RATE] = 0.0, 0.0, 0.0
     elif own[KEEPS_BATCH]:
         longer = compute * own[N_CHIPS] / chips
         fig[CHIP_RATE] = (compute + full) / (longer + full)
-        fig[RATE] = (compute + full) / (longer + sum_ns)
+        fig[SUM_RATE] = (compute + full) / (longer + sum_ns)
+        fig[RATE] = (compute + full) / (longer * checked + sum_ns)
     else:
         fig[CHIP_RATE] = chips / own[N_CHIPS]
-        fig[RATE] = fig[CHIP_RATE] * (compute + full) / (compute + sum_ns)
+        fig[SUM_RATE] = fig[CHIP_RATE] * (compute + full) / (compute + sum_ns)
+        fig[RATE] = fig[CHIP_RATE] * (compute + full) / (compute * checked + sum_ns)

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from meshmend.forecast.hole_prices import StepPrices
 
 # Where the time of a year goes.
-USEFUL, DETECTION, RESTART, LOST_WORK, SLOW_DOWN, MISSING_CHIPS, WAITING, CHECKPOINTS = range(8)
-N_CAUSES = 8
+USEFUL, DETECTION, RESTART, LOST_WORK, SLOW_DOWN, MISSING_CHIPS, WAITING, CHECKPOINTS, CHECKS = (
+    range(9)
+)
+N_CAUSES = 9
 
 # What the job is doing.
 (
@@ -47,7 +49,7 @@ N_CAUSES = 8
     CAME_BACK,
     NONE_OF,
     BITS_USED,
-) = range(8, 25)
+) = range(9, 26)
 
 # What an answer does, and the times of the job in ns.
 (
@@ -63,17 +65,19 @@ N_CAUSES = 8
     BETWEEN_FAILURES_NS,
     KEEPS_BATCH,
     SUPPORT,
-) = range(25, 37)
+) = range(26, 38)
 FIRST_RULE, N_RULES = ON_HOLES, 12
 
 # The extents of the mesh on three axes, which of them wrap, the box in which the job runs and the
 # one that was found last: three starts, three lengths.
-SHAPE, WRAP, BOX, FOUND = 37, 40, 43, 49
-N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = range(55, 62)
+SHAPE, WRAP, BOX, FOUND = 38, 41, 44, 50
+N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = range(56, 63)
+N_DOMAINS = 63
 
 # Where the parts begin. Of each hole: its box as `intact_box` wants it, where its chips begin among
 # all, what it adds to a sum, flags, the number of its link or -1, where it stands among those there
-# are now or -1, its bit in `box_cuts` or 0. Of each domain: where its units begin. Of each chip:
+# are now or -1, its bit in `box_cuts` or 0. Of each domain: where its units begin, and the useful
+# time that was saved when its chip went wrong, or `IS_RIGHT`. Of each chip:
 # how many holes cover it, and scratch. Of each unit: how many of its domains are down, its slot or
 # -1, and a bit if it is idle.
 (
@@ -104,16 +108,20 @@ N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = r
     GRID,
     PLANE,
     LINE,
-) = range(62, 89)
-PARTS_BEGIN = 89
+    WRONG_SINCE,
+) = range(64, 92)
+PARTS_BEGIN = 92
 MOST_CUT = 50  # holes up to which the largest box is found by cutting; less than the bits of a word
 N_CUT_HOLES = 6 * 68  # numbers of their places, and of one box
 N_CUT_PARTS = 4 * (6 * MOST_CUT + 7)  # numbers on its stack
 
-# Places in the second array: the rates with missing chips alone and with the slower sum as well;
-# compute, the sum on the full mesh, the sum in a box for each set of axes that it spans; and then
-# the log: time, phase and rate of each change.
-CHIP_RATE, RATE, COMPUTE_NS, FULL_NS, BOX_NS, LOG = 0, 1, 2, 3, 4, 12
+# Places in the second array: the rates with missing chips alone, with the slower sum as well, and
+# with the checks of shares too; what these add to compute; compute, the sum on the full mesh, the
+# sum in a box for each set of axes that it spans; and then the log: time, phase and rate of each
+# change.
+CHIP_RATE, SUM_RATE, RATE, CHECK_SHARE, COMPUTE_NS, FULL_NS, BOX_NS, LOG = 0, 1, 2, 3, 4, 5, 6, 14
+
+IS_RIGHT = 2**62
 
 # What an answer does with holes.
 WAIT, IN_LARGEST_BOX, GO_ON = 0, 1, 2
@@ -152,7 +160,7 @@ def walk_array(machine: Machine, prices: "StepPrices", n_log: int) -> Ints:
     singles |= {WRAP + axis: wrap for axis, wrap in enumerate(wraps)}
     singles |= {N_CHIPS: n_chips, N_ALL_HOLES: n_holes, N_MESH_DOMAINS: n_holes - n_slots}
     singles |= {N_UNITS: machine.n_units, N_SLOTS: n_slots, MOST_LOG: n_log}
-    singles |= {TABLE_SIZE: max(shape) + 1}
+    singles |= {TABLE_SIZE: max(shape) + 1, N_DOMAINS: len(machine.kind_of)}
     parts: dict[int, Sequence[int] | Ints] = {
         HOLE_BOXES: holes.boxes.ravel(),
         HOLE_FIRST: holes.first,
@@ -172,6 +180,7 @@ def walk_array(machine: Machine, prices: "StepPrices", n_log: int) -> Ints:
         NEIGHBORS: neighbors(shape, wraps).ravel(),
         DOWN_LINKS: np.zeros(3 * n_chips, dtype=np.int64),
         SLOT_UNIT: np.zeros(n_slots, dtype=np.int64),
+        WRONG_SINCE: np.zeros(len(machine.kind_of), dtype=np.int64),
     }
     parts |= {part: np.zeros(n_holes, dtype=np.int64) for part in (HOLE_AT, HOLES, BIT_OF)}
     parts |= {part: np.zeros(n_chips, dtype=np.int64) for part in (DEAD, PART, QUEUE)}

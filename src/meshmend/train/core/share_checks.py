@@ -28,31 +28,38 @@ from meshmend.train.core.learner import Learner
 from meshmend.train.state.digest import total_of
 
 _PERIOD: Final = 5  # steps
-_SHIFT_EVERY: Final = 31  # checks
-_SCRAMBLE, _SCRAMBLE_BITS = 2654435761, 16  # Knuth's multiplicative hash
+_BLOCK, _LONG_BLOCK = 30, 100  # checks until their places move, for few and for frequent checks
 _MOST_UNDECIDED: Final = 3  # checks in a row
 
 
 def is_check_step(step: int, every: int) -> bool:
-    """Whether the shares of the step after this one are checked: once in every `every` steps.
+    """Whether the shares of the step after this one are checked: one in `every` steps.
 
-    The place in those `every` steps varies: no chip that is wrong in one of some steps is always
-    checked in between. One that is so in one of five is caught within `n_trusted` checks.
+    Any five checks in a row are of five different steps modulo five, so that a chip that is wrong
+    in one of five steps is caught within `n_trusted_steps`. That these places move now and then
+    catches one that is wrong in one of any other number of steps: by five steps, which changes
+    nothing for the former; where that is more than lies between two checks, by one, and for a while
+    both places are checked.
     """
-    window, period = step // every, _PERIOD
-    if every < period:
-        return step == window * every + window // _SHIFT_EVERY % every
-    first = window * every + (window - window // _SHIFT_EVERY - window * every) % period
-    n_places = 1 + ((window + 1) * every - 1 - first) // period
-    return step == first + period * ((window * _SCRAMBLE >> _SCRAMBLE_BITS) % n_places)
+    if every > _PERIOD:
+        return _is_on_beat(step % (_BLOCK * every - _PERIOD), every)
+    block, within = divmod(step, _LONG_BLOCK * every)
+    is_new = within < n_trusted_steps(every)
+    return _is_on_beat(step - block, every) or (is_new and _is_on_beat(step - block + 1, every))
 
 
-def n_trusted(every: int) -> int:
-    """Return how many later checks must find no chip wrong before a step counts as right.
+def _is_on_beat(step: int, every: int) -> bool:
+    """Whether a step is one of a row of checks, each at another place modulo five."""
+    beat, place = divmod(step, every)
+    return place == (0 if every % _PERIOD else beat % _PERIOD)
+
+
+def n_trusted_steps(every: int) -> int:
+    """Return for how many steps checks must find no chip wrong before a step counts as right.
 
     One that is wrong in one of five steps may pass the checks of the others.
     """
-    return 7 if every >= _PERIOD else 10
+    return _PERIOD * every
 
 
 def checked_rank(rank: int, n_ranks: int, step: int, every: int) -> int:
@@ -219,7 +226,7 @@ class ShareChecks:
                     return Finding(is_void=True)
                 self._n_undecided = 0
                 self._passed.append(step + 1)
-                if len(self._passed) > n_trusted(self._every):
+                while step + 1 - self._passed[0] >= n_trusted_steps(self._every):
                     self.right_until = max(self._passed.popleft(), self.right_until or 0)
                 return RIGHT
             case Kind.VERDICT:
