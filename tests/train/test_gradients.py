@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import mse_loss
 
+from meshmend.errors import InputError
 from meshmend.train.torch.gradients import Gradients
 from same_bits import is_same
 
@@ -217,3 +218,60 @@ def test_all_buffers_end_alike_on_all_chips(dtype: torch.dtype, sizes: list[int]
 
     for one, other in zip(chips[0][0].buffers(), chips[1][0].buffers(), strict=True):
         assert torch.equal(one, other)
+
+
+class Counters(torch.nn.Module):
+    """Buffers of many types; a step adds to some of them, and some no step can add to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.register_buffer("mask", torch.tensor([[float("inf"), -0.0], [float("nan"), 1.0]]))
+        self.register_buffer("huge", torch.tensor([2**62 + 1, 3]))
+        self.register_buffer("empty", torch.zeros(0, 2))
+        self.register_buffer("short", torch.tensor(1.5, dtype=torch.float16))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("bytes", torch.tensor([7, 8], dtype=torch.uint8))
+        self.register_buffer("eight", torch.ones(2).to(torch.float8_e4m3fn))
+        self.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
+
+    def forward(self, x: Any) -> Any:
+        buffers = dict(self.named_buffers())
+        buffers["huge"][1] += 4
+        buffers["short"] += 2
+        buffers["turned"] += 1
+        return x * self.weight
+
+
+def test_buffers_of_all_types_change_by_the_mean_and_others_keep_their_bits() -> None:
+    chips, before = chips_of(Counters(), 2), dict(Counters().named_buffers())
+    for replica, gradients in chips:
+        gradients.begin()
+        replica(INPUTS[:1]).sum().backward()
+        gradients.gather(1.0, 0.5)
+    summed([gradients for _, gradients in chips])
+    for _, gradients in chips:
+        gradients.scatter()
+
+    for replica, _ in chips:
+        after = dict(replica.named_buffers())
+        assert after["huge"].tolist() == [2**62 + 1, 7]
+        assert after["short"].item() == 3.5
+        assert torch.equal(after["turned"], before["turned"] + 1)
+        assert not after["turned"].is_contiguous()
+        for name in ("mask", "empty", "flags", "bytes", "eight"):
+            bits = [each[name].contiguous().view(torch.uint8) for each in (before, after)]
+            assert torch.equal(*bits), name
+
+
+def test_a_buffer_that_is_not_finite_is_named_and_one_of_another_shape_refused() -> None:
+    [(replica, gradients)] = chips_of(Counters(), 1)
+    replica.turned[0, 0] = float("inf")
+    gradients.gather(1.0, 1.0)
+
+    assert gradients.non_finite() == ["buffer turned"]
+    gradients.restore()
+    assert is_same(replica.turned, Counters().turned)
+    replica.turned = torch.zeros(2)
+    with pytest.raises(InputError, match=r"turned was \[3, 2\] of torch.float32 and is \[2\]"):
+        gradients.gather(1.0, 1.0)

@@ -14,9 +14,6 @@ in all generations. The last bucket is summed when the step ends, and also holds
   to clip to: a chip without samples, whose loop does not run, learns these from the others.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -47,16 +44,16 @@ class Gradients:
             for name, parameter in model.named_parameters()
             if parameter not in self._names
         }
-        self._slots = _buffer_slots(model)
+        self._buffers = _buffers_of(model)
+        self.remember()
         self._bad_buffers: list[str] = []  # whose change on this chip is not finite
         self._has_trained = False  # whether a step has had a gradient, on any chip
-        self.remember()
         # A loss and running statistics of float64 keep their digits.
-        is_wide = any(each.dtype == torch.float64 for each in (*self._parameters, *self._before))
-        last_type = torch.float64 if is_wide else torch.float32
+        types = {each.dtype for each in self._parameters} | {each.dtype for each in self._buffers}
+        last_type = torch.float64 if torch.float64 in types else torch.float32
         layout = bucket_layout(self._parameters, bucket_bytes, last=last_type)
-        n_statistics = sum(before.numel() for before in self._before)
-        counts = [n_statistics, len(self._parameters), len(layout), *[1] * _TAIL]
+        n_changes = [each.n_elements for each in self._buffers]
+        counts = [sum(n_changes), len(self._parameters), len(layout), *[1] * _TAIL]
         extras = [*[0] * (len(layout) - 1), sum(counts)]
         self.buckets = [
             bucket_of(dtype, {each: self._names[each] for each in members}, extra)
@@ -65,6 +62,7 @@ class Gradients:
         last = self.buckets[-1].flat
         self._tail = last[len(last) - sum(counts) :]
         self._changes, self._used, self._again, *rest = torch.split(self._tail, counts)
+        self._changes_of = torch.split(self._changes, n_changes)
         self._loss, self._weight, self._divisor, self._stop, *self._clip = rest
         self._own_weight: float | None = None  # in the step in flight; None without samples
         self._sizes = [(bucket.flat.numel(), bucket.dtype) for bucket in self.buckets]
@@ -104,13 +102,14 @@ class Gradients:
     @torch.no_grad()
     def remember(self) -> None:
         """Copy the module's buffers, to find out later what a step has changed."""
-        self._before = [module._buffers[key].clone() for module, key in self._slots.values()]
+        for each in self._buffers:
+            each.remember()
 
     @torch.no_grad()
     def restore(self) -> None:
         """Reset the module's buffers to the last copy, because the step does not count."""
-        for _, buffer, before in self._buffers():
-            buffer.copy_(before)
+        for each in self._buffers:
+            each.restore()
 
     def begin(self) -> None:
         """Begin a step: no gradient of it has come, and no sum of it has begun.
@@ -245,36 +244,13 @@ class Gradients:
         """Let a step be without gradients: this chip has the state of a job that has begun."""
         self._has_trained = True
 
-    def _buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield each buffer that a step may change: its name, itself, and what it was before.
-
-        Raises:
-            InputError: a module has replaced a buffer by one of another shape.
-        """
-        for (name, (module, key)), before in zip(self._slots.items(), self._before, strict=True):
-            buffer = module._buffers[key]
-            if buffer is None or buffer.shape != before.shape or buffer.dtype != before.dtype:
-                raise InputError(
-                    f"Job needs buffers that keep shape and type, but {name} was "
-                    f"{_shape_words(before)} and is {_shape_words(buffer)}; keep what grows out "
-                    "of the buffers of the model"
-                )
-            yield name, buffer, before
-
     def _gather_changes(self) -> None:
-        """Put the changes of buffers into the last bucket; those that are equal change by zero."""
-        at, self._bad_buffers = 0, []
-        for name, buffer, before in self._buffers():
-            change = self._changes[at : at + buffer.numel()].view(buffer.shape)
-            at += buffer.numel()
-            if torch.equal(buffer, before):
-                change.zero_()
-                continue
-            same = (buffer == before) | ((buffer != buffer) & (before != before))
-            difference = buffer.to(torch.float64).sub(before.to(torch.float64))
-            change.copy_(difference.masked_fill_(same, 0.0))
-            if not torch.isfinite(change).all():
-                self._bad_buffers.append(name)
+        """Put the changes of buffers into the last bucket."""
+        self._bad_buffers = []
+        for each, changes in zip(self._buffers, self._changes_of, strict=True):
+            each.take_changes(changes)
+            if not torch.isfinite(changes).all():
+                self._bad_buffers += each.non_finite(changes)
 
     def scatter(self) -> float:
         """Copy what was summed to parameters and buffers; return the mean loss over all samples."""
@@ -297,14 +273,8 @@ class Gradients:
     @torch.no_grad()
     def give_statistics(self) -> None:
         """Change the buffers by what the step has changed on all chips, after `give_gradients`."""
-        at = 0
-        for _, buffer, before in self._buffers():
-            change = self._changes[at : at + buffer.numel()].view(buffer.shape).to(buffer.device)
-            at += buffer.numel()
-            if not buffer.is_floating_point():
-                change = change.round()
-            after = before.to(torch.float64).add(change.to(torch.float64)).to(buffer.dtype)
-            buffer.copy_(torch.where(change == 0, before, after))
+        for each, changes in zip(self._buffers, self._changes_of, strict=True):
+            each.change(changes)
 
     def _refuse_thawed(self) -> None:
         """Raise InputError if a gradient would be left out of the sums."""
@@ -316,14 +286,88 @@ class Gradients:
                 )
 
 
-def _buffer_slots(model: torch.nn.Module) -> dict[str, tuple[Any, str]]:
-    """Return where modules keep their buffers, by name; a step may put another tensor there."""
-    slots = {}
+class _Buffers:
+    """The buffers of one type of a module, as one flat tensor: many small ones cost much time."""
+
+    def __init__(self, slots: dict[str, tuple[torch.nn.Module, str]]) -> None:
+        self._slots = slots  # where modules keep them, by name; a step may put another tensor there
+        first = [module._buffers[key] for module, key in slots.values()]
+        self._shapes = [each.shape for each in first if each is not None]
+        self._sizes = [shape.numel() for shape in self._shapes]
+        self.dtype = next(each.dtype for each in first if each is not None)
+        self.n_elements = sum(self._sizes)
+
+    def remember(self) -> None:
+        """Copy the buffers, to find out later what a step has changed."""
+        self._before = self._flat()
+
+    def restore(self) -> None:
+        """Reset the buffers to the last copy."""
+        self._write(self._before)
+
+    def take_changes(self, changes: torch.Tensor) -> None:
+        """Write by how much the buffers have changed since the last copy; what is equal by zero."""
+        now, before = self._flat(), self._before
+        if torch.equal(now, before):
+            changes.zero_()
+            return
+        same = (now == before) | ((now != now) & (before != before))
+        difference = now.to(torch.float64).sub(before.to(torch.float64))
+        changes.copy_(difference.masked_fill_(same, 0.0))
+
+    def change(self, changes: torch.Tensor) -> None:
+        """Change the buffers of the last copy by so much; those that do not change keep their bits.
+
+        So integers that no float64 can hold survive, and so do infinities.
+        """
+        before, changes = self._before, changes.to(self._before.device)
+        if not before.is_floating_point():
+            changes = changes.round()
+        after = before.to(torch.float64).add(changes.to(torch.float64)).to(before.dtype)
+        self._write(torch.where(changes == 0, before, after))
+
+    def non_finite(self, changes: torch.Tensor) -> list[str]:
+        """Return the names of the buffers whose changes are not all finite."""
+        parts = zip(self._slots, torch.split(changes, self._sizes), strict=True)
+        return [name for name, part in parts if not torch.isfinite(part).all()]
+
+    def _present(self) -> list[torch.Tensor]:
+        """Return the buffers.
+
+        Raises:
+            InputError: a module has replaced a buffer by one of another shape.
+        """
+        found = []
+        for (name, (module, key)), shape in zip(self._slots.items(), self._shapes, strict=True):
+            buffer = module._buffers[key]
+            if buffer is None or buffer.shape != shape or buffer.dtype != self.dtype:
+                raise InputError(
+                    f"Job needs buffers that keep shape and type, but {name} was "
+                    f"{list(shape)} of {self.dtype} and is {_shape_words(buffer)}; keep what grows "
+                    "out of the buffers of the model"
+                )
+            found.append(buffer)
+        return found
+
+    def _flat(self) -> torch.Tensor:
+        """Return a copy of all buffers in one tensor."""
+        buffers = self._present()
+        return torch.cat([each.reshape(-1).to(buffers[0].device) for each in buffers])
+
+    def _write(self, flat: torch.Tensor) -> None:
+        parts = torch.split(flat, self._sizes)
+        for buffer, part in zip(self._present(), parts, strict=True):
+            buffer.copy_(part.view(buffer.shape))
+
+
+def _buffers_of(model: torch.nn.Module) -> list[_Buffers]:
+    """Return the buffers of a module that a step may change, those of one type together."""
+    by_type: dict[torch.dtype, dict[str, tuple[torch.nn.Module, str]]] = {}
     for name, buffer in model.named_buffers():
         path, _, key = name.rpartition(".")
         if not buffer.is_complex():
-            slots[name] = model.get_submodule(path), key
-    return slots
+            by_type.setdefault(buffer.dtype, {})[name] = model.get_submodule(path), key
+    return [_Buffers(slots) for slots in by_type.values()]
 
 
 def _shape_words(buffer: torch.Tensor | None) -> str:
