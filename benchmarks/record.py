@@ -32,3 +32,13 @@ def record(name: str, figures: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}-{today}.json"
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def read_today(name: str) -> dict[str, Any]:
+    """Return the figures of today's file, so that a benchmark may go on where it ended."""
+    path = RESULTS / f"{name}-{datetime.date.today().isoformat()}.json"
+    document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for key in ("benchmark", "date", "machine", "versions"):
+        document.pop(key, None)
+    figures: dict[str, Any] = document
+    return figures

@@ -96,8 +96,8 @@ class Payload:
     def sum_sizes(self) -> list[tuple[int, str]]:
         return [(1, "float32")]
 
-    def payload_hash(self, number: int) -> int:
-        return self.value
+    def payload_hashes(self, number: int) -> dict[str, int]:
+        return {"first": RIGHT, "second": self.value}
 
 
 class Chips:
@@ -165,6 +165,7 @@ def test_a_single_wrong_share_in_a_step_that_is_checked_is_always_found() -> Non
             assert chips.step(0, computes) == Finding(is_void=True)
             finding = chips.step(0, lambda rank: RIGHT)
             assert finding.wrong == (bad,)
+            assert finding.parameters == ("second",)
             assert finding.is_void
 
 

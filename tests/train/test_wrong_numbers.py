@@ -63,6 +63,10 @@ def test_a_chip_that_computes_wrong_once_in_a_step_that_is_checked_is_named_and_
     assert (found["chip"], found["step"], found["by"]) == ([0, 1], step + 1, [0, 0])
     first, end = found["share"]
     assert 48 * step <= first < end == first + 12  # its own share, or the one that it checked
+    assert found["n_parameters"] == len(found["parameters"]) == 1  # one bit, of one of them
+    assert found["parameters"][0] in ("0.weight", "0.bias", "2.weight", "2.bias", "the loss") or (
+        framework == "jax"
+    )
     assert result["audit"]["faults"] == []
 
 

@@ -238,8 +238,9 @@ class WrongResult(_Kind, frozen=True, tag="wrong-result"):
     """A chip has computed wrong numbers: others got another result for the same samples.
 
     `share` is where those samples are in the row of all samples: the first, and the one after the
-    last; None if it was the state of the chip that was wrong, twice in a row. `right_until` is the
-    last step that is known to be right: later ones may hold wrong numbers. Told by `by`.
+    last; None if it was the state of the chip that was wrong, twice in a row. `parameters` names
+    some of the `n_parameters` whose gradients were wrong. `right_until` is the last step that is
+    known to be right: later ones may hold wrong numbers. Told by `by`.
     """
 
     chip: ChipCoordinates
@@ -247,6 +248,8 @@ class WrongResult(_Kind, frozen=True, tag="wrong-result"):
     share: tuple[Count, Count] | None = None
     right_until: Count | None = None
     by: ChipCoordinates = ()
+    parameters: tuple[str, ...] = ()
+    n_parameters: Count = 0
 
 
 class WrongSum(_Kind, frozen=True, tag="wrong-sum"):

@@ -46,8 +46,8 @@ class _Number:
     def sum_sizes(self) -> list[tuple[int, str]]:
         return [(1, "float32")]
 
-    def payload_hash(self, number: int) -> int:
-        return self.value
+    def payload_hashes(self, number: int) -> dict[str, int]:
+        return {"number": self.value}
 
 
 class SimulatedChecks:

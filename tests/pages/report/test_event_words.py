@@ -91,9 +91,9 @@ SENTENCES = [
     (events.WrongResult((0, 1), 41, (640, 656), 32, (0, 0)),
      "chip (0, 1) computed samples 640 to 655 of step 41 wrong; steps 33 to 40 may "
      "be wrong too"),
-    (events.WrongResult((0, 1), 41, (640, 656), 40, (0, 0)),
-     "chip (0, 1) computed samples 640 to 655 of step 41 wrong; all steps before it are known to "
-     "be right"),
+    (events.WrongResult((0, 1), 41, (640, 656), 40, (0, 0), ("0.weight", "0.bias"), 3),
+     "chip (0, 1) computed samples 640 to 655 of step 41 wrong (0.weight, 0.bias and 1 more); all "
+     "steps before it are known to be right"),
     (events.WrongResult((0, 1), 41, None, None, (0, 0)),
      "chip (0, 1) has a wrong state in step 41; no step before it is known to be right"),
     (events.WrongSum((0, 0), 41, ((0, 1),)),

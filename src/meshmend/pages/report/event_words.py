@@ -115,6 +115,10 @@ def _wrong_result(event: events.WrongResult) -> str:
     else:
         first, end = event.share
         what = f"chip {event.chip} computed samples {first} to {end - 1} of step {event.step} wrong"
+    if event.parameters:
+        n_more = event.n_parameters - len(event.parameters)
+        more = f" and {n_more} more" if n_more > 0 else ""
+        what += f" ({', '.join(event.parameters)}{more})"
     if event.right_until is None:
         return f"{what}; no step before it is known to be right"
     if event.right_until >= event.step - 1:

@@ -54,7 +54,7 @@ from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import Indices, Order, Share, StreamOrder, batch_of, share_of
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
-from meshmend.train.state.comparison import COMPARE_EVERY, StateComparison
+from meshmend.train.state.comparison import COMPARE_EVERY, MOST_NAMES, StateComparison
 from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume, resumable
 from meshmend.train.state.shards import Origin
 from meshmend.train.state.state_tree import Framework
@@ -555,7 +555,16 @@ class JobCore:
             where = share.start, share.stop
         if self.chip == next(chip for chip in chips if chip not in wrong):
             for each in wrong:
-                event = WrongResult(each, step, where, checks.right_until, self.chip)
+                names = finding.parameters
+                event = WrongResult(
+                    each,
+                    step,
+                    where,
+                    checks.right_until,
+                    self.chip,
+                    parameters=names[:MOST_NAMES],
+                    n_parameters=len(names),
+                )
                 coordinator_client().report(event)
         if self._on_wrong_result == STOP:
             self._stop_for(wrong, step)

@@ -33,8 +33,8 @@ class Learner(Protocol):
     def payloads(self) -> Sequence[Bytes]:
         """Return what this chip puts into each sum; the sums replace it in place."""
 
-    def payload_hash(self, number: int) -> int:
-        """Return a hash of what the samples of this step have put into a sum."""
+    def payload_hashes(self, number: int) -> dict[str, int]:
+        """Return a hash of what the samples of this step have put into a sum, by parameter."""
 
     def refill_changed(self) -> None:
         """Fill the payloads again whose gradients have changed since they were filled."""

@@ -15,7 +15,7 @@ the same.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -26,6 +26,8 @@ from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
 from meshmend.train.state.digest import total_of
+
+Hashes = dict[str, int]  # by the name of a parameter
 
 _PERIOD: Final = 5  # steps
 _BLOCK, _LONG_BLOCK = 30, 100  # checks until their places move, for few and for frequent checks
@@ -90,12 +92,14 @@ class Dispute:
 class Finding:
     """What a comparison has found: `wrong` ranks, and whether the step is to be done again.
 
-    `share` is the rank whose share was computed wrong; None if it was that of all.
+    `share` is the rank whose share was computed wrong, and `parameters` are those whose gradients
+    were; None and none if it was that of all.
     """
 
     is_void: bool = False
     wrong: tuple[int, ...] = ()
     share: int | None = None
+    parameters: tuple[str, ...] = ()
     sums: tuple[int, ...] | None = None  # the ranks whose sums were wrong, if sums were
 
 
@@ -108,8 +112,9 @@ class ShareChecks:
     def __init__(self, learner: Learner, exchange: Exchange, *, every: int) -> None:
         self._learner, self._exchange, self._every = learner, exchange, every
         self.kind = Kind.NOTHING  # of the step in flight
-        self._own: dict[int, int] = {}  # the hash of what this chip puts into each sum
-        self._second: list[str] = []  # of each share that it computes besides
+        self._own: Hashes = {}  # of what this chip puts into the sums
+        self._second: list[Hashes | None] = []  # of each share that it computes besides
+        self._disputed: tuple[Hashes, Hashes] | None = None  # both, of a check that was disputed
         self._tested = 0  # the last generation whose chips were found alike
         self._disputes: tuple[Dispute, ...] = ()
         self._disputed_in = 0  # the generation of the disputes
@@ -184,21 +189,29 @@ class ShareChecks:
     def note_own(self, number: int) -> None:
         """Take the hash of what this chip puts into a sum; it is complete now."""
         if self.kind is Kind.CHECK:
-            self._own[number] = self._learner.payload_hash(number)
+            self._own |= self._learner.payload_hashes(number)
 
     def add_second(self) -> None:
         """Take the hash of a second share, which the payloads hold now."""
-        n_sums = len(self._learner.sum_sizes())
-        self._second.append(_joined(self._learner.payload_hash(each) for each in range(n_sums)))
+        found: Hashes = {}
+        for number in range(len(self._learner.sum_sizes())):
+            found |= self._learner.payload_hashes(number)
+        self._second.append(found)
 
     def add_empty(self) -> None:
         """Note that a second share has no samples."""
-        self._second.append("")
+        self._second.append(None)
 
     def told(self) -> Any:
         """Return what this chip tells the others of the step in flight."""
-        own = _joined(self._own[number] for number in sorted(self._own))
-        return [own, self._second, self.right_until]
+        seconds = ["" if each is None else _joined(each) for each in self._second]
+        return [_joined(self._own), seconds, self.right_until, self._told_disputed()]
+
+    def _told_disputed(self) -> Any:
+        """Return the hashes by parameter of what is in dispute, if this chip has computed it."""
+        rank = self._exchange.rank
+        is_mine = any(rank in (each.owner, each.checker) for each in self._disputes)
+        return self._disputed if is_mine and self.kind is Kind.VERDICT else None
 
     def judge(self, step: int, told: Sequence[Any], chips: Sequence[Chip]) -> Finding:
         """Compare what all chips have told; all come to the same conclusion.
@@ -207,21 +220,22 @@ class ShareChecks:
             InputError: the chips do not compute the same, so that nothing can be checked.
             WrongResultError: it cannot be said which chip is wrong.
         """
-        known = [right for _, _, right in told if right is not None]
+        known = [right for _, _, right, _ in told if right is not None]
         self.right_until = max(known, default=None)
         match self.kind:
             case Kind.NOTHING:
                 return RIGHT
             case Kind.TEST:
-                return self._judge_test(step, [second for _, second, _ in told], chips)
+                return self._judge_test(step, [second for _, second, *_ in told], chips)
             case Kind.CHECK:
                 found = disputes_of(
-                    [own for own, _, _ in told],
-                    [second[0] for _, second, _ in told],
+                    [own for own, *_ in told],
+                    [second[0] for _, second, *_ in told],
                     lambda rank: checked_rank(rank, len(told), step, self._every),
                 )
                 if found:
                     self._disputes = tuple(found)
+                    self._disputed = self._own, self._second[0] or {}
                     self._disputed_in = self._exchange.generation_number
                     return Finding(is_void=True)
                 self._n_undecided = 0
@@ -231,11 +245,14 @@ class ShareChecks:
                 return RIGHT
             case Kind.VERDICT:
                 disputes, self._disputes = self._disputes, ()
-                votes = [[second[at] for _, second, _ in told] for at in range(len(disputes))]
+                votes = [[second[at] for _, second, *_ in told] for at in range(len(disputes))]
                 for dispute, each in zip(disputes, votes, strict=True):
                     if (wrong := wrong_one(dispute, each)) is not None:
                         self._n_undecided = 0
-                        return Finding(is_void=True, wrong=(wrong,), share=dispute.owner)
+                        names = _differing(told[dispute.owner][3][0], told[dispute.checker][3][1])
+                        return Finding(
+                            is_void=True, wrong=(wrong,), share=dispute.owner, parameters=names
+                        )
                 first = disputes[0]
                 return self._undecided(step, [chips[first.owner], chips[first.checker]])
 
@@ -307,8 +324,13 @@ def wrong_one(dispute: Dispute, votes: Sequence[str]) -> int | None:
     return dispute.owner if most == dispute.checkers else None
 
 
-def _joined(hashes: Iterable[int]) -> str:
-    return total_of({str(number): f"{each:016x}" for number, each in enumerate(hashes)})
+def _joined(hashes: Hashes) -> str:
+    return total_of({name: f"{each:016x}" for name, each in hashes.items()})
+
+
+def _differing(one: Hashes, other: Hashes) -> tuple[str, ...]:
+    """Return the parameters of which two chips have computed something else."""
+    return tuple(name for name in sorted(one) if one[name] != other.get(name))
 
 
 def check_settings(check_shares: int, policy: str) -> None:

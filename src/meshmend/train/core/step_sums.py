@@ -17,12 +17,12 @@ from meshmend.train.core.byte_gather import gather_bytes
 from meshmend.train.core.exchange import Exchange, PendingSum, first_error
 from meshmend.train.core.learner import Bytes, Learner
 from meshmend.train.core.worker_environment import WorkerEnvironment, coordinator_client
+from meshmend.train.state.comparison import MOST_NAMES
 from meshmend.units import counted
 
 RAISE, SKIP = "raise", "skip"
 POLICIES: Final = (RAISE, SKIP)
 BUFFER: Final = "buffer "  # begins the name of a buffer, where parameters are named too
-_MOST_NAMES: Final = 3
 _MOST_SKIPPED: Final = 20  # steps in a row
 
 Culprits = list[list[str]]  # by rank: the parameters whose gradients are not finite
@@ -156,7 +156,7 @@ class NonFinite:
         chip = self._environment.chip
         is_mine = bool(culprits[chip]) or (not any(culprits.values()) and chip == min(culprits))
         if is_mine and self._environment.identity is not None:
-            names = tuple(culprits[chip][:_MOST_NAMES])
+            names = tuple(culprits[chip][:MOST_NAMES])
             coordinator_client().report(NonFiniteSum(chip, step, names, len(culprits[chip])))
 
 
@@ -167,6 +167,6 @@ def check_policy(policy: str) -> None:
 
 
 def _names(names: Sequence[str]) -> str:
-    some = ", ".join(names[:_MOST_NAMES])
-    n_more = len(names) - _MOST_NAMES
+    some = ", ".join(names[:MOST_NAMES])
+    n_more = len(names) - MOST_NAMES
     return f"{some} and {counted(n_more, 'more')}" if n_more > 0 else some

@@ -23,6 +23,7 @@ _NO_STATISTICS: Final = (
     ", and use group or layer normalisation, or the statistics as they are (use_running_average)"
 )
 _LOSS, _STOP = -2, -1  # where the two numbers of the first flat array are
+_LOSS_NAME: Final = "the loss"  # beside the names of parameters
 
 
 class JaxLearner:
@@ -78,10 +79,12 @@ class JaxLearner:
         """Return what this chip puts into each sum; the sums replace it in place."""
         return [total.view(np.uint8) for total in self._sums]
 
-    def payload_hash(self, number: int) -> int:
-        """Return a hash of what the samples have put into a sum: all but whether to stop."""
-        flat = self._sums[number]
-        return hash_bytes((flat[:_STOP] if number == 0 else flat).view(np.uint8))
+    def payload_hashes(self, number: int) -> dict[str, int]:
+        """Return a hash of what the samples have put into a sum, by parameter."""
+        flat, places = self._sums[number], self._program.flat.places()[number]
+        if number == 0:  # all but whether to stop
+            places = {**places, _LOSS_NAME: slice(len(flat) + _LOSS, len(flat) + _STOP)}
+        return {name: hash_bytes(flat[at].view(np.uint8)) for name, at in places.items()}
 
     def refill_changed(self) -> None:
         """Do nothing: no gradient changes after it was computed."""

@@ -98,6 +98,18 @@ class FlatTree:
         """Return the number that was flattened with the tree."""
         return flat[0][-2]
 
+    def places(self) -> list[dict[str, slice]]:
+        """Return where each leaf is in each flat array, by its name."""
+        tree = jax.tree.unflatten(self.structure, range(len(self.leaves)))
+        paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+        found: dict[np.dtype[Any], dict[str, slice]] = {kind: {} for kind in self._kinds()}
+        at = dict.fromkeys(self._kinds(), 0)
+        for (path, _), (shape, dtype) in zip(paths, self.leaves, strict=True):
+            kind, size = _kind(dtype), int(np.prod(shape))
+            found[kind][jax.tree_util.keystr(path)] = slice(at[kind], at[kind] + size)
+            at[kind] += size
+        return list(found.values())
+
     def _kinds(self) -> list[np.dtype[Any]]:
         """Return the types of the flat arrays, the widest first."""
         kinds = {_kind(dtype) for _, dtype in self.leaves}

@@ -29,7 +29,7 @@ from meshmend.train.state.digest import total_of
 from meshmend.units import counted
 
 COMPARE_EVERY: Final = 200  # steps; benchmarks/state_digest.py has the share of a step
-_MOST_NAMES: Final = 3
+MOST_NAMES: Final = 3  # that an event or an error names
 _CAUSES: Final = (
     "usual causes: an optimizer stepped or weights changed outside job.step, a scheduler or other "
     "object with a state that is not in also, random numbers that change the state, a chip that "
@@ -146,7 +146,7 @@ class StateComparison:
         self._mend(step, right)
         if right[0] == self._chip:
             for chip in self._strange:
-                few = tuple(names[:_MOST_NAMES])
+                few = tuple(names[:MOST_NAMES])
                 event = StateMended(chip, step, few, len(names), since, self._chip)
                 coordinator_client().report(event)
         return Compared((), mended=self._strange)
@@ -185,7 +185,7 @@ class StateComparison:
                     self._chip,
                     step,
                     tuple(strange),
-                    tuple(names[:_MOST_NAMES]),
+                    tuple(names[:MOST_NAMES]),
                     len(names),
                     since,
                 )
@@ -196,8 +196,8 @@ class StateComparison:
         is_majority = 2 * n_most > len(chips)
         who = ", ".join(f"chip {chip}" for chip in strange) or "a chip and its mirror"
         against = f"the other {counted(n_most, 'chip')}" if is_majority else "the others"
-        n_more = len(names) - _MOST_NAMES
-        some = ", ".join(names[:_MOST_NAMES]) + (f" and {n_more} more" if n_more > 0 else "")
+        n_more = len(names) - MOST_NAMES
+        some = ", ".join(names[:MOST_NAMES]) + (f" and {n_more} more" if n_more > 0 else "")
         equal = "they were never compared before" if since is None else f"equal after step {since}"
         raise ReplicasDifferError(
             f"the states of the chips differ after step {step} ({equal}): {who} against {against}, "

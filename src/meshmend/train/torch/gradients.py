@@ -28,6 +28,7 @@ Bytes = NDArray[np.uint8]
 # The loss, the weight, the weight again if the sums are to be divided by it, the stop, the norm to
 # clip to, and whether there is one.
 _TAIL = 6
+_BUFFERS, _LOSS = "the buffers", "the loss"  # beside the names of parameters
 
 
 class Gradients:
@@ -76,19 +77,20 @@ class Gradients:
         """Return the memory of each bucket."""
         return self._payloads
 
-    def payload_hash(self, number: int) -> int:
-        """Return a hash of a bucket, without what says how and when it was summed.
+    def payload_hashes(self, number: int) -> dict[str, int]:
+        """Return a hash of each gradient of a bucket, without what says how it was summed.
 
         That depends on the chip: which buckets are summed again, and whether it wants to stop.
         """
-        if number < len(self.buckets) - 1:
-            return hash_bytes(self._payloads[number])
-        n_head = self.buckets[-1].flat.numel() - self._tail.numel()
-        n_head += self._changes.numel() + self._used.numel()
-        head = hash_bytes(self.buckets[-1].flat[:n_head].view(torch.uint8).numpy())
-        about = torch.stack([self._loss[0], self._weight[0], self._divisor[0]]).to(torch.float64)
-        parts = np.array([head, *about.numpy().view(np.uint64)], dtype=np.uint64)
-        return hash_bytes(parts.view(np.uint8))
+        bucket = self.buckets[number]
+        sizes = [parameter.numel() for parameter in bucket.parameters]
+        parts = zip(bucket.parameters.values(), torch.split(bucket.elements, sizes), strict=True)
+        found = {name: _hash(part) for name, part in parts}
+        if number == len(self.buckets) - 1:
+            found[_BUFFERS] = _hash(self._changes)
+            about = torch.cat([self._used, self._loss, self._weight, self._divisor])
+            found[_LOSS] = _hash(about)
+        return found
 
     @torch.no_grad()
     def refill_changed(self) -> None:
@@ -368,6 +370,10 @@ def _buffers_of(model: torch.nn.Module) -> list[_Buffers]:
         if not buffer.is_complex():
             by_type.setdefault(buffer.dtype, {})[name] = model.get_submodule(path), key
     return [_Buffers(slots) for slots in by_type.values()]
+
+
+def _hash(part: torch.Tensor) -> int:
+    return hash_bytes(part.contiguous().view(torch.uint8).numpy())
 
 
 def _shape_words(buffer: torch.Tensor | None) -> str:

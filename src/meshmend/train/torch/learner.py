@@ -151,9 +151,9 @@ class TorchLearner:
         """Return what this chip puts into each sum; the sums replace it in place."""
         return self._gradients.payloads()
 
-    def payload_hash(self, number: int) -> int:
-        """Return a hash of what the samples of this step have put into a sum."""
-        return self._gradients.payload_hash(number)
+    def payload_hashes(self, number: int) -> dict[str, int]:
+        """Return a hash of what the samples of this step have put into a sum, by parameter."""
+        return self._gradients.payload_hashes(number)
 
     def refill_changed(self) -> None:
         """Fill the payloads again whose gradients have changed since they were filled."""
