@@ -1,6 +1,7 @@
 """`meshmend train` as a user types it."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     *before, said = capsys.readouterr().err.splitlines()
     assert match in said
     assert all(line.startswith("meshmend: loading") for line in before)  # it took a second
+
+
+def test_a_package_that_does_not_load_beside_the_others_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.models.bert.modeling_bert", None)
+
+    assert run_line(["train", "gpt", "--mesh", "1x2", "--run-dir", str(tmp_path / "run")]) == 2
+
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "the workloads need transformers, but it does not load here: ModuleNotFound" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_fault_in_a_part_that_only_shared_updates_have_is_refused(

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import default_collate
 
 from meshmend.config import JobConfig
+from meshmend.errors import InputError
 from meshmend.lab.workloads.trainable import SampleSet, resume_of, saving_of
 from meshmend.planning.plan_request import tile_sum
 from meshmend.topology.text import parse_tile
@@ -209,11 +210,25 @@ def preload() -> None:
 
     The first optimizer of a process imports torch's compiler, which takes 1.5 s. Without this
     function each forked process would spend that time again.
+
+    Raises:
+        InputError: a package is missing, or does not load beside the others.
     """
     for name in ("resnet.modeling_resnet", "bert.modeling_bert"):
-        import_module(f"transformers.models.{name}")
-    import_module("sklearn.datasets")
+        _import(f"transformers.models.{name}")
+    _import("sklearn.datasets")
     torch.optim.SGD([torch.zeros(1)])
+
+
+def _import(name: str) -> None:
+    try:
+        import_module(name)
+    except Exception as error:  # packages that do not fit each other raise whatever they find
+        package = name.partition(".")[0]
+        raise InputError(
+            f"the workloads need {package}, but it does not load here: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}; try: python -c 'import {name}'"
+        ) from error
 
 
 def preload_tiles() -> None:
