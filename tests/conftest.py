@@ -2,11 +2,13 @@
 
 `make test` tries a third of the examples that a test asks for, `make slow` all of them
 (`--hypothesis-profile thorough`). Torch computes in one thread: a process that is forked from one
-with more of them hangs.
+with more of them hangs. What the collection of tests makes, modules above all, stays to the end, so
+no garbage is looked for in it: not meanwhile, and not later.
 """
 
+import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,17 @@ WAITING = {"loops", "launch", "train", "torch", "transport"}  # for processes of
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", settings.get_profile("repeatable"))
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for garbage only in what tests make."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # after Hypothesis has marked its tests
