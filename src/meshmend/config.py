@@ -111,8 +111,8 @@ class MeshConfig(Struct, frozen=True, kw_only=True):
     slow: Annotated[
         tuple[str, ...],
         _leaf(
-            "Links that are slower than the others, with the part of the bandwidth that they have; "
-            "repeat for more: `link:3,4-3,5=0.25`.",
+            "Slow links, and the part of the bandwidth that they have; repeat for more: "
+            "`link:3,4-3,5=0.25`.",
             option="slow",
             metavar="LINK=SPEED",
             variable="SLOW",
@@ -193,6 +193,15 @@ class RunConfig(Struct, frozen=True, kw_only=True):
             variable="CHECK_SHARES",
         ),
     ] = 0
+    shares: Annotated[
+        str,
+        _leaf(
+            "Chips' samples: `equal`, or by `speed`.",
+            option="shares",
+            metavar="HOW",
+            variable="SHARES",
+        ),
+    ] = "equal"
     on_wrong_result: Annotated[
         str,
         _leaf(
@@ -524,7 +533,7 @@ class LocalConfig(Struct, frozen=True, kw_only=True):
             'A fault to inject; repeat for more: "kill 2x2@0,2 at 20" (a step), '
             '"hang 1,1 at 3.5s", "slow 1,1 at 30 for 5s", "cut link:0,1-0,2 at 30", '
             '"repair 2x2@0,2 at 60", "kill coordinator at 40", '
-            '"flip gradient 0,1 at 40", "wrong 0,1 from 40".',
+            '"flip gradient 0,1 at 40", "wrong 0,1 from 40", "throttle 0,1 from 40".',
             option="inject",
             metavar="FAULT",
             empty="none",
@@ -859,7 +868,7 @@ _KUBERNETES = Command(
         *("kubernetes.image", "kubernetes.namespace", "kubernetes.secret", "kubernetes.cpu"),
         *("kubernetes.memory", "kubernetes.chips_resource", "kubernetes.mount"),
     ),
-    reads=("sums", "timing", "kubernetes", "job.check_shares", "job.on_wrong_result"),
+    reads=("sums", "timing", "kubernetes", "job.check_shares", "job.on_wrong_result", "job.shares"),
 )
 COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command(
@@ -874,7 +883,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
             ),
             *("training.batch", "training.lr", "training.optimizer", "sharding.optimizer"),
             *("training.master_weights", "training.tile", "job.check_every_step"),
-            *("job.check_shares", "job.on_wrong_result"),
+            *("job.check_shares", "job.on_wrong_result", "job.shares"),
             *("training.seed", "local.inject", "sums.algorithm", "local.testbed", "job.run_dir"),
             *("saving.every", "saving.resume"),
         ),
@@ -883,7 +892,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command(
         options=(
             *(*_MESH, "sums.algorithm", "local.preload", "local.testbed", "local.inject"),
-            *("job.run_dir", "job.check_shares", "job.on_wrong_result"),
+            *("job.run_dir", "job.check_shares", "job.on_wrong_result", "job.shares"),
         ),
         reads=("mesh", "job", "sums", "timing", "local"),
     ),
@@ -897,11 +906,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "agent": Command((*_WORKER.options, "hosts.block"), _WORKER.reads),
     "submit slurm": Command(
         (*_MESH, "mesh.board", "job.run_dir", *_SLURM, "slurm.time"),
-        reads=("sums", "timing", "job.check_shares", "job.on_wrong_result"),
+        reads=("sums", "timing", "job.check_shares", "job.on_wrong_result", "job.shares"),
     ),
     "slurm-job": Command(
         (*_MESH, "mesh.board", "job.run_dir", "job.secret_file", *_SLURM),
-        reads=("sums", "timing", "job.check_shares", "job.on_wrong_result"),
+        reads=("sums", "timing", "job.check_shares", "job.on_wrong_result", "job.shares"),
     ),
     "submit job": _KUBERNETES,
     "submit jobset": _KUBERNETES,
@@ -1082,6 +1091,7 @@ TRANSPORT: Final = _setting_variable("sums.transport")
 CHECKSUM: Final = _setting_variable("sums.checksum")
 READY_DIR: Final = _setting_variable("job.ready_dir")
 CHECK_SHARES: Final = _setting_variable("job.check_shares")
+SHARES: Final = _setting_variable("job.shares")
 VARIABLES: Final = (
     *(_setting_variable(key) for key, leaf in LEAVES.items() if leaf.variable),
     *PROCESS_VARIABLES,

@@ -8,8 +8,8 @@ So a test does not depend on how fast steps are. With `"framework": "jax"` it is
 `"data"` the samples have random noise, and come from a data set (`"augmented"`) or a stream
 (`"stream alone"`), or from a `DataLoader` of either (`"loader"`, `"stream"`). With
 `"shard_optimizer"` the chips share the optimizer's state. `"optimizer"` is adamw, lars or lamb.
-With `"compute_s"` each share takes so long, as on an accelerator. With `"masters"` the model is of
-bfloat16, and the optimizer has its weights in float32.
+With `"compute_s"` each share takes so long, as on an accelerator, with `"sample_s"` each sample.
+With `"masters"` the model is of bfloat16, and the optimizer has its weights in float32.
 
 Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
@@ -88,6 +88,7 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
             gate.wait(job.step_number)
             time.sleep(options.get("compute_s", 0.0))
+            time.sleep(options.get("sample_s", 0.0) * len(features))
             job.step(loss)
         return 0
 
@@ -179,6 +180,7 @@ def jax_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
         n_before = len(counted)
         for batch in job:
             gate.wait(job.step_number)
+            time.sleep(options.get("sample_s", 0.0) * len(batch[0]))
             job.step(batch)
         print(f"compiled {n_before} programs, then {len(counted) - n_before}", file=sys.stderr)
         return 0
@@ -199,6 +201,7 @@ def arguments(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
         "resume": Path(options["resume"]) if "resume" in options else None,
         "check_shares": options.get("check_shares"),
         "on_wrong_result": options.get("on_wrong_result"),
+        "shares": options.get("shares"),
     }
 
 

@@ -54,6 +54,9 @@ def faults(draw: st.DrawFn, *, max_step: int = MAX_STEP, max_s: float = MAX_S) -
             return Fault(kind, link, at_step, at_s)
         case FaultKind.REPAIR:
             return Fault(kind, draw(st.sampled_from([block, link])), at_step, at_s)
+        case FaultKind.THROTTLE:
+            step = draw(st.integers(0, max_step))
+            return Fault(kind, block, step, for_s=draw(st.none() | duration))
         case FaultKind.FLIP | FaultKind.WRONG:
             step = draw(st.integers(0, max_step))
             part = draw(st.sampled_from(Part)) if kind is FaultKind.FLIP else None

@@ -1,19 +1,23 @@
 """What is going on in a job, from events: who trains, what is over, how long each fault took."""
 
 from meshmend.membership.events import (
+    ChipRestored,
+    ChipSlow,
     ChipsWaiting,
     Event,
     FaultHappened,
     FaultRecovered,
     GenerationBegan,
     GenerationForming,
+    LinkRestored,
+    LinkSlow,
     WorkerArrived,
     WorkerLeft,
     WorkerSaved,
     WorkerStepped,
 )
 from meshmend.membership.faults.fault import FaultKind
-from meshmend.membership.job_status import ChangeCause
+from meshmend.membership.job_status import ChangeCause, SlowPart
 from meshmend.membership.job_view import ChipState, Ends, JobView, Recovery
 
 Observed = tuple[float, Event]
@@ -206,3 +210,16 @@ def test_one_view_tells_who_trains_what_was_counted_and_what_is_over() -> None:
         ChipState.WAITING,
         ChipState.JOINING,
     ]
+
+
+def test_chips_and_links_are_slow_until_they_are_restored_or_gone() -> None:
+    view, slow = JobView(), SlowPart("link:0,0-0,1", 0.25)
+    view.take(0.0, LinkSlow("link:0,0-0,1", 0.25, 1))
+    for chip in range(3):
+        view.take(0.0, ChipSlow((0, chip), 0.5, 1))
+    view.take(1.0, ChipRestored((0, 0), 1.0, 2))
+    view.take(1.0, WorkerLeft((0, 1)))
+
+    assert view.slow() == (SlowPart("chip 0,2", 0.5), slow)
+    view.take(2.0, LinkRestored("link:0,0-0,1", 1.0, 3))
+    assert view.slow() == (SlowPart("chip 0,2", 0.5),)

@@ -336,3 +336,38 @@ def test_a_chip_that_joins_needs_the_memory_of_one_state() -> None:
     peak, is_equal = json.loads(done.stdout)
     assert is_equal
     assert peak < 1.6  # it was two to three
+
+
+NOTES = """
+import json
+import jax, numpy as np, optax
+from meshmend.train.data.samples import Share
+from meshmend.train.jax.learner import JaxLearner
+from meshmend.train.jax.program import FlatTree, jax_program
+
+def loss(params, batch):
+    return (batch @ params["w"])[:, 0] ** 2
+
+def stepped(n_notes):
+    params = {"w": np.ones((3, 1), np.float32)}
+    program = jax_program(loss, optax.sgd(0.1), FlatTree.of(params, n_notes), None)
+    learner = JaxLearner(params, program, micro_batch=2)
+    learner.gather(np.arange(12, dtype=np.float32).reshape(4, 3), Share(0, 4, 4), is_last=True)
+    before = learner.payload_hashes(0)
+    learner.notes()[:] = 7
+    same = learner.payload_hashes(0) == before
+    return [same, learner.is_last, learner.update(), np.asarray(learner.params["w"]).tolist()]
+
+print(json.dumps([stepped(0), stepped(5)]))
+"""
+
+
+def test_numbers_of_the_job_in_a_sum_change_neither_step_nor_hash() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOTES], capture_output=True, text=True, timeout=HANG_S
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    without, with_notes = json.loads(done.stdout.splitlines()[-1])
+    assert without == with_notes
+    assert without[:2] == [True, True]

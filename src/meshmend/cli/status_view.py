@@ -160,6 +160,9 @@ def _facts(status: JobStatus) -> Table:
     if status.planned is not None:
         n_planned, n_losses = status.planned
         facts.add_row("plans ahead", f"for the loss of {n_planned} of {counted(n_losses, 'board')}")
+    if status.slow:
+        slow = ", ".join(f"{each.what} at {each.speed:g}" for each in status.slow)
+        facts.add_row("slow", Text(f"{slow} of the others' speed", style="yellow"))
     if status.coordinator_lost_s is not None:
         lost = f"none answers the workers for {seconds(status.coordinator_lost_s)}"
         facts.add_row("coordinator", Text(lost, style="magenta"))

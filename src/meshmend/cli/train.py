@@ -66,6 +66,7 @@ def train_command(
         check_optimizer,
         default_norm,
     )
+    from meshmend.train.core.chip_speeds import check_shares_by
     from meshmend.train.data.samples import batch_of
 
     what, has_shards = config.training, config.sharding.optimizer
@@ -82,6 +83,7 @@ def train_command(
         raise InputError(f"--lr needs a number above 0, but got {what.lr:g}")
     begin, faults = local_job(config)
     batch_of(what.batch_policy, what.batch, 1, 1)  # refuses an unknown policy
+    check_shares_by(config.job.shares)
     if config.job.check_shares:
         _check_shares(config.job.check_shares, what.batch_policy)
     _check_moments(faults, is_sharded=has_shards)
@@ -154,6 +156,7 @@ def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fa
         f"got --framework {what.framework}": what.framework != "torch",
         "got --shard-optimizer": config.sharding.optimizer,
         "got --master-weights": what.master_weights,
+        f"got --shares {config.job.shares}": config.job.shares != "equal",
         f"got training.batch_policy {what.batch_policy}": what.batch_policy != "constant",
     }
     if what.tensor_parallel and config.saving.resume:

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from meshmend.errors import TopologyError
 from meshmend.membership.events import (
+    ChipRestored,
+    ChipSlow,
     Event,
     LinkRestored,
     LinkSlow,
@@ -163,7 +165,8 @@ class Admission:
 
 def is_own_report(event: Event, chip: Chip) -> bool:
     """Whether a worker may report this event: of an allowed kind, and as its own chip."""
-    if isinstance(event, WrongResult | StateMended | LinkSlow | LinkRestored):
+    told_by = WrongResult | StateMended | LinkSlow | LinkRestored | ChipSlow | ChipRestored
+    if isinstance(event, told_by):
         return event.by == chip
     kinds = WorkerStepped | WorkerSaved | WriteFailed | NonFiniteSum | StatesDiffer | WrongSum
     return isinstance(event, kinds) and event.chip == chip

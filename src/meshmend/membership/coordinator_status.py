@@ -73,6 +73,7 @@ class StatusKeeper:
             events=view.last_events(now),
             changes=view.last_changes(now),
             counts=view.counts(),
+            slow=view.slow(),
         )
 
     def _phase(self) -> JobPhase:

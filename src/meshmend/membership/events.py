@@ -285,6 +285,27 @@ class LinkRestored(_Kind, frozen=True, tag="link-restored"):
     by: ChipCoordinates = ()
 
 
+class ChipSlow(_Kind, frozen=True, tag="chip-slow"):
+    """A chip computes steadily slower than the others, at about this part of their speed.
+
+    It gets a smaller share of the samples from the next step on. Told by `by`.
+    """
+
+    chip: ChipCoordinates
+    speed: Finite
+    step: Count
+    by: ChipCoordinates = ()
+
+
+class ChipRestored(_Kind, frozen=True, tag="chip-restored"):
+    """A chip that was slow computes as fast as the others again. Told by `by`."""
+
+    chip: ChipCoordinates
+    speed: Finite
+    step: Count
+    by: ChipCoordinates = ()
+
+
 class StateMended(_Kind, frozen=True, tag="state-mended"):
     """The state of a chip differed from that of most others after a step, and it took theirs.
 
@@ -411,6 +432,8 @@ Event = (
     | WrongSum
     | LinkSlow
     | LinkRestored
+    | ChipSlow
+    | ChipRestored
     | StateMended
     | StepFinished
     | CheckpointSaved

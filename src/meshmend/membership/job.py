@@ -60,6 +60,7 @@ class JobFingerprint(Value, frozen=True):
     tile: str = ""
     check_shares: Count = 0
     watch_links: bool = False
+    shares: str = "equal"
 
     def difference(self, other: "JobFingerprint") -> str:
         """Return in words the first argument in which a worker's fingerprint differs from this one.

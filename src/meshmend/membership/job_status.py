@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from meshmend.membership.events import ChipCoordinates, Event
 from meshmend.membership.generation import Generation, GenerationNumber
 from meshmend.membership.job import JobFingerprint
-from meshmend.transport.codec import Count, Seconds, Value
+from meshmend.transport.codec import Count, Finite, Seconds, Value
 from meshmend.transport.listener import Address
 
 # Loops report their positions twice a second: one that is behind for less may just be late.
@@ -103,6 +103,16 @@ class SharedArguments(Value, frozen=True):
     chips: tuple[ChipCoordinates, ...]
 
 
+class SlowPart(Value, frozen=True):
+    """A chip or link that is slower than the others: `chip 0,1` or `link:0,1-0,2`.
+
+    `speed` is the part that it has of their speed.
+    """
+
+    what: str
+    speed: Finite
+
+
 class JobCounts(Value, frozen=True):
     """What a coordinator has counted since it began; all zero where a worker answers.
 
@@ -152,6 +162,7 @@ class JobStatus(Value, frozen=True):
     events: tuple[PastEvent, ...] = ()
     changes: tuple[PastChange, ...] = ()
     counts: JobCounts = JobCounts()
+    slow: tuple[SlowPart, ...] = ()
 
     @property
     def n_steps(self) -> int | None:

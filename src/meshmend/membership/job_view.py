@@ -23,6 +23,7 @@ from meshmend.membership.job_status import (
     JobCounts,
     PastChange,
     PastEvent,
+    SlowPart,
 )
 from meshmend.membership.moving_rate import MovingRate
 from meshmend.topology.failures import Chip
@@ -44,6 +45,8 @@ _NOTABLE: Final = (
     events.WrongSum,
     events.LinkSlow,
     events.LinkRestored,
+    events.ChipSlow,
+    events.ChipRestored,
     events.StateMended,
     events.JobFailed,
     events.JobFinished,
@@ -107,6 +110,10 @@ class Recovery:
         )
 
 
+def _slow_chip(chip: Chip) -> str:
+    return f"chip {','.join(map(str, chip))}"
+
+
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
@@ -139,6 +146,7 @@ class JobView:
         self.formed_at: float | None = None  # when the latest generation was formed
         self.planned: tuple[int, int] | None = None  # losses of a board with plans, and all
         self.stepped_at: float | None = None  # when the last step was reported
+        self._slow: dict[str, float] = {}  # chips and links with less than the others' speed
         self._leader: Chip | None = None
         self._led_at = 0.0  # when the leader finished its last step, by its own clock
         self._steps, self._samples = MovingRate(_WINDOW_S), MovingRate(_WINDOW_S)
@@ -158,6 +166,7 @@ class JobView:
         self._follow(clock if now is None else now, event)
         self._count(clock, event)
         self._hear_of_fault(clock, event)
+        self._follow_speeds(event)
         if (change := self._timer.take(clock, event)) is not None:
             self._changes.append((clock, change))
             if change.cause is ChangeCause.LEFT:
@@ -196,6 +205,23 @@ class JobView:
             case _:
                 return
         self.moved_at = now
+
+    def _follow_speeds(self, event: Event) -> None:
+        match event:
+            case events.ChipSlow(chip=chip, speed=speed):
+                self._slow[_slow_chip(chip)] = speed
+            case events.LinkSlow(link=link, speed=speed):
+                self._slow[link] = speed
+            case events.ChipRestored() | events.WorkerLeft() | events.WorkerTurnedAway():
+                self._slow.pop(_slow_chip(event.chip), None)
+            case events.LinkRestored(link=link):
+                self._slow.pop(link, None)
+            case _:
+                pass
+
+    def slow(self) -> tuple[SlowPart, ...]:
+        """Return the chips and links that are known to be slower than the others."""
+        return tuple(SlowPart(what, speed) for what, speed in sorted(self._slow.items()))
 
     # Counts, rates, the last changes and events.
 
@@ -515,9 +541,9 @@ class ChipStates:
             case FaultKind.REPAIR:
                 absent = [chip for chip in chips if chip not in self._members]
                 self.set(absent, ChipState.JOINING)
-            case (
-                FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE | FaultKind.FLIP | FaultKind.WRONG
-            ):
+            case FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE:
+                pass
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
                 pass
             case _:
                 assert_never(kind)

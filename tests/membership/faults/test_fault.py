@@ -50,6 +50,8 @@ LINK = Link((0, 1), (0, 2))
         ("flip gradient 1,1 at 40", Fault(FaultKind.FLIP, CHIP, 40, part=Part.GRADIENT)),
         ("flip  state  2x2@0,2 at 40", Fault(FaultKind.FLIP, BOARD, 40, part=Part.STATE)),
         ("wrong 1,1 from 40", Fault(FaultKind.WRONG, CHIP, 40)),
+        ("throttle 1,1 from 40", Fault(FaultKind.THROTTLE, CHIP, 40)),
+        ("throttle 1,1 from 40 for 2.5s", Fault(FaultKind.THROTTLE, CHIP, 40, for_s=2.5)),
     ],
 )
 def test_a_fault_is_read(text: str, fault: Fault) -> None:
@@ -131,11 +133,11 @@ def test_the_words_of_a_fault_name_that_fault(fault: Fault) -> None:
         ("kill gradient 1,1 at 3", "needs one of gradient, weights, sum, state after flip, and"),
         ("flip sum 1,1 at 3s", "flip sum 1,1 needs a step, and no duration"),
         ("flip sum 1,1 at 3 for 5s", "needs a step, and no duration"),
-        ("flip sum 1,1 from 3", "only wrong begins at a step and goes on"),
+        ("flip sum 1,1 from 3", "only wrong and throttle begin at a step and go on"),
         ("flip sum coordinator at 3", "flip needs chips, such as 1,1"),
         ("wrong link:0,1-0,2 from 3", "wrong needs chips, such as 1,1"),
-        ("wrong 1,1 at 3", "only wrong begins at a step and goes on"),
-        ("kill 1,1 from 3", "only wrong begins at a step and goes on"),
+        ("wrong 1,1 at 3", "only wrong and throttle begin at a step and go on"),
+        ("kill 1,1 from 3", "only wrong and throttle begin at a step and go on"),
     ],
 )
 def test_what_cannot_happen_is_refused_in_one_line(text: str, match: str) -> None:

@@ -88,6 +88,10 @@ SENTENCES = [
      "link:0,0-0,1 has 0.25 of the bandwidth; the job plans anew"),
     (events.LinkRestored("link:0,0-0,1", 1.0, 41, (0, 0)),
      "link:0,0-0,1 is as fast as the others again; the job plans anew"),
+    (events.ChipSlow((0, 1), 0.33, 41, (0, 0)),
+     "chip (0, 1) computes at 0.33 of the others' speed; it gets a smaller share"),
+    (events.ChipRestored((0, 1), 1.0, 41, (0, 0)),
+     "chip (0, 1) computes as fast as the others again"),
     (events.WrongResult((0, 1), 41, (640, 656), 32, (0, 0)),
      "chip (0, 1) computed samples 640 to 655 of step 41 wrong; steps 33 to 40 may "
      "be wrong too"),

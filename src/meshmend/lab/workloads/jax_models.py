@@ -21,7 +21,8 @@ from meshmend.errors import InputError
 from meshmend.lab.workloads.images import digits, image_folder
 from meshmend.lab.workloads.model_names import check_model_names
 from meshmend.lab.workloads.texts import library_text, text_folder
-from meshmend.lab.workloads.trainable import SampleSet, resume_of, saving_of
+from meshmend.lab.workloads.trainable import SampleSet, n_notes_of, resume_of, saving_of
+from meshmend.train.core.chip_speeds import BY_SPEED
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.jax.job import JaxJob, default_micro_batch, stacked
 from meshmend.train.jax.learner import named_arrays
@@ -70,13 +71,16 @@ class JaxWorkload:
 
     def preload(self, config: JobConfig, n_chips: int) -> None:
         """Trace what workers compute, which needs no computation, so that they need not."""
-        program = jax_program(self.loss, self._optimizer_of(config), FlatTree.of(self.params), None)
-        micro_batch = default_micro_batch(config.training.batch, n_chips)
+        flat = FlatTree.of(self.params, n_notes_of(config))
+        program = jax_program(self.loss, self._optimizer_of(config), flat, None)
+        micro_batch = default_micro_batch(
+            config.training.batch, n_chips, by_speed=config.job.shares == BY_SPEED
+        )
         program.trace(self.params, stacked([self.dataset[0]]), micro_batch)
 
     def sum_sizes(self, config: JobConfig, n_chips: int) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""
-        return FlatTree.of(self.params).sizes()
+        return FlatTree.of(self.params, n_notes_of(config)).sizes()
 
     def fresh_state(self) -> dict[str, Any]:
         """Return the training state before the first step; the optimizer's values are zeros."""

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshmend.config import JobConfig
+from meshmend.topology.text import parse_mesh
+from meshmend.train.core.chip_speeds import BY_SPEED
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.resume import Resume
@@ -58,6 +60,11 @@ class Trainable(Protocol):
         Raises:
             InputError: the settings, or the checkpoint to resume, do not fit.
         """
+
+
+def n_notes_of(config: JobConfig) -> int:
+    """Return how many numbers of its own a job of these settings has in its sums."""
+    return parse_mesh(config.mesh.shape).n_live if config.job.shares == BY_SPEED else 0
 
 
 def saving_of(config: JobConfig) -> Saving | None:

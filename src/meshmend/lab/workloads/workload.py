@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 
 from meshmend.config import JobConfig
 from meshmend.errors import InputError
-from meshmend.lab.workloads.trainable import SampleSet, resume_of, saving_of
+from meshmend.lab.workloads.trainable import SampleSet, n_notes_of, resume_of, saving_of
 from meshmend.planning.plan_request import tile_sum
 from meshmend.topology.text import parse_tile
 from meshmend.train.core.worker_loop import SumSizes
@@ -115,7 +115,7 @@ class Workload:
         """Return the sizes of the sums and gathers of a step of so many chips."""
         if config.training.tile:
             return self._tile_sums(parse_tile(config.training.tile))
-        sums = Gradients(self._inherited).sizes()
+        sums = Gradients(self._inherited, n_notes=n_notes_of(config)).sizes()
         if not config.sharding.optimizer:
             return sums
         shared = ShardedOptimizers({"": self.optimizer(self._inherited)})

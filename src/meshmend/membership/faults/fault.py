@@ -13,6 +13,8 @@ flip gradient 0,1 at 40               flip one bit of what a chip computes in th
 flip weights 0,1 at 40                the same in its weights; `state`: of its optimizer
 flip sum 0,1 at 40                    the same in the sums as this chip has them
 wrong 0,1 from 40                     flip one bit of what it computes, in one step of five
+throttle 0,1 from 40                  let a chip compute at a third of its speed, on and on
+throttle 0,1 from 40 for 20s          the same, for 20 s
 repair 2x2@0,2 at 60                  start the workers of a board again, or mend a link
 
 Every `Fault` object is valid on some mesh. This module does not know how a fault is carried out.
@@ -60,6 +62,10 @@ class FaultKind(StrEnum):
     REPAIR = "repair"
     FLIP = "flip"
     WRONG = "wrong"
+    THROTTLE = "throttle"
+
+
+_STEADY: Final = (FaultKind.WRONG, FaultKind.THROTTLE)  # from a step on
 
 
 class Part(StrEnum):
@@ -89,7 +95,8 @@ class Fault:
 
     The moment `bucket` needs the number of a bucket of gradients, from 0: the worker is killed when
     the sum of that bucket has begun, while its backward pass goes on. A flip names the `part` whose
-    bit it flips, in the step after `at_step`. A chip that is `wrong` flips one in every fifth step.
+    bit it flips, in the step after `at_step`. A chip that is `wrong` flips one in every fifth step,
+    and one with `throttle` computes at a third of its speed.
 
     Raises:
         InputError: this kind of fault does not fit its target, its times or its moment.
@@ -130,9 +137,9 @@ class Fault:
         return f"{self.kind}{part} {self.target}"
 
     @property
-    def is_wrong_number(self) -> bool:
-        """Whether it lets a worker compute or hold wrong numbers: the worker does so itself."""
-        return self.kind in (FaultKind.FLIP, FaultKind.WRONG)
+    def is_in_loop(self) -> bool:
+        """Whether it is about what a worker computes: its own loop carries it out."""
+        return self.kind in (FaultKind.FLIP, FaultKind.WRONG, FaultKind.THROTTLE)
 
     @property
     def words(self) -> str:
@@ -141,7 +148,7 @@ class Fault:
         bucket = "" if self.bucket is None else f" {self.bucket}"
         moment = f" in {self.moment}{bucket}" if self.moment else ""
         length = "" if self.for_s is None else f" for {_decimal(self.for_s)}s"
-        when = "from" if self.kind is FaultKind.WRONG else "at"
+        when = "from" if self.kind in _STEADY else "at"
         return f"{self} {when} {at}{moment}{length}"
 
     def chips(self) -> tuple[Chip, ...]:
@@ -159,7 +166,7 @@ class Fault:
                 return frozenset(self.chips())
             case FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT | FaultKind.REPAIR:
                 return frozenset()
-            case FaultKind.FLIP | FaultKind.WRONG:
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
                 return frozenset()
             case _:
                 assert_never(self.kind)
@@ -173,7 +180,7 @@ class Fault:
                 FaultKind.KILL | FaultKind.HANG | FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT
             ):
                 return frozenset()
-            case FaultKind.FLIP | FaultKind.WRONG:
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
                 return frozenset()
             case _:
                 assert_never(self.kind)
@@ -199,10 +206,10 @@ def parse_fault(text: str, mesh: "Mesh") -> Fault:
     found = _FORM.fullmatch(text.strip()) if text.isascii() else None
     if not found or found["kind"] not in set(FaultKind):
         raise InputError(f"--inject cannot read {text!r}; {_HOW}")
-    if (found["when"] == "from") is not (found["kind"] == FaultKind.WRONG):
+    if (found["when"] == "from") is not (found["kind"] in _STEADY):
         raise InputError(
-            f"--inject cannot read {text!r}; only wrong begins at a step and goes on, as in "
-            '"wrong 1,1 from 20"'
+            f"--inject cannot read {text!r}; only wrong and throttle begin at a step and go on, as "
+            'in "wrong 1,1 from 20"'
         )
     if found["moment"] and found["moment"] not in set(Moment):
         known = ", ".join(Moment)
@@ -238,7 +245,9 @@ def _check_target(kind: FaultKind, target: Target) -> None:
     match kind:
         case FaultKind.KILL:
             is_right, need = not isinstance(target, Link), "chips or the coordinator"
-        case FaultKind.HANG | FaultKind.SLOW | FaultKind.FLIP | FaultKind.WRONG:
+        case (
+            FaultKind.HANG | FaultKind.SLOW | FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE
+        ):
             is_right, need = isinstance(target, Block), "chips, such as 1,1 or 2x2@0,2"
         case FaultKind.FREEZE:
             is_right, need = target == COORDINATOR, "the coordinator; to stop a chip, hang it"
@@ -266,6 +275,8 @@ def _check_times(fault: Fault) -> None:
             is_right, need = fault.for_s is not None, 'a duration, such as "for 5s"'
         case FaultKind.KILL | FaultKind.CUT | FaultKind.REPAIR:
             is_right, need = fault.for_s is None, "no duration"
+        case FaultKind.THROTTLE:
+            is_right, need = fault.at_step is not None, "a step"
         case FaultKind.FLIP | FaultKind.WRONG:
             is_right = fault.for_s is None and fault.at_step is not None
             need = "a step, and no duration"

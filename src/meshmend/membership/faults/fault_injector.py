@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
@@ -27,6 +28,7 @@ SLOW_STOPPED_S: Final = 0.2  # of each cycle
 DEFAULT_SLOW_S: Final = 5.0
 
 _INTO_THE_SUM_S: Final = 0.002  # a fault in `reduce` or `gather` kills this long after it begins
+_THROTTLED: Final = 3  # times as long
 WRONG_EVERY: Final = 5  # steps: a chip that is wrong is so in one of them
 _TAKES_TIME: Final = (Moment.REDUCE, Moment.GATHER)
 
@@ -98,7 +100,7 @@ class FaultInjector:
     """Injects faults when they are due; knows which processes are stopped now.
 
     A fault with a moment of a step is injected by the worker itself: `self_injected` holds those
-    that have not happened yet. So are wrong numbers, which have a step alone.
+    that have not happened yet. So are wrong numbers and slow chips, which have a step alone.
     `note` is called just before each other fault is injected.
     """
 
@@ -112,7 +114,7 @@ class FaultInjector:
     ) -> None:
         faults = tuple(faults)
         self._pending = [fault for fault in faults if fault.moment is None]
-        self.self_injected = [each for each in faults if each.moment or each.is_wrong_number]
+        self.self_injected = [each for each in faults if each.moment or each.is_in_loop]
         self._control = control
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._note = note
@@ -121,7 +123,7 @@ class FaultInjector:
 
     def add(self, fault: Fault) -> None:
         """Inject one more fault when it is due; it has no moment of a step."""
-        is_own = fault.moment is not None or fault.is_wrong_number
+        is_own = fault.moment is not None or fault.is_in_loop
         assert not is_own, "a worker that runs already injects no fault itself"
         self._pending.append(fault)
 
@@ -173,7 +175,9 @@ class FaultInjector:
 
     def _is_quiet(self, fault: Fault) -> bool:
         match fault.kind:
-            case FaultKind.SLOW | FaultKind.FREEZE | FaultKind.FLIP | FaultKind.WRONG:
+            case FaultKind.SLOW | FaultKind.FREEZE:
+                return True
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
                 return True
             case FaultKind.HANG:
                 return fault.for_s is not None and fault.for_s < self._heartbeat_timeout_s
@@ -204,7 +208,7 @@ class FaultInjector:
                     self._control.mend(fault.target)
                 if fault.chips():
                     self._control.restart(fault.chips(), self.self_injected)
-            case FaultKind.FLIP | FaultKind.WRONG:
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
                 pass  # the workers were told when they started
             case _:
                 assert_never(fault.kind)
@@ -238,12 +242,16 @@ class SelfInjection:
     """Injects into the worker of one chip the faults that have a moment of a step, each once.
 
     `flips` says whether to flip a bit: once for each flip, again and again on a chip that is wrong.
+    `throttle` lets a chip compute slowly.
     """
 
     def __init__(self, chip: Chip, faults: Iterable[Fault]) -> None:
         mine = [fault for fault in faults if chip in fault.chips()]
         self._pending = [fault for fault in mine if fault.moment]
-        self._wrong = [fault for fault in mine if fault.is_wrong_number]
+        wrong = (FaultKind.FLIP, FaultKind.WRONG)
+        self._wrong = [fault for fault in mine if fault.kind in wrong]
+        self._throttled = [fault for fault in mine if fault.kind is FaultKind.THROTTLE]
+        self._since: dict[Fault, float] = {}  # when a chip began to be slow
 
     @property
     def has_wrong_numbers(self) -> bool:
@@ -262,6 +270,16 @@ class SelfInjection:
             if is_steady and since >= 0 and since % WRONG_EVERY == 0:
                 return True
         return False
+
+    def throttle(self, step: int, computed_s: float) -> None:
+        """Wait after this chip has computed for so long, if it is slow after this step."""
+        for fault in self._throttled:
+            now = time.monotonic()
+            if step >= (fault.at_step or 0):
+                since = self._since.setdefault(fault, now)
+                if now < since + (math.inf if fault.for_s is None else fault.for_s):
+                    time.sleep((_THROTTLED - 1) * computed_s)
+                    return
 
     def at(self, moment: Moment, step: int, *, bucket: int | None = None) -> None:
         """Kill this process if a fault has this moment and step; 2 ms later in what takes time."""

@@ -40,6 +40,7 @@ TROUBLE: Final = (
     events.WrongResult,
     events.WrongSum,
     events.LinkSlow,
+    events.ChipSlow,
     events.StateMended,
 )
 
@@ -80,6 +81,11 @@ def event_words(event: events.Event) -> str:
             return f"{event.link} has {event.speed:g} of the bandwidth; the job plans anew"
         case events.LinkRestored():
             return f"{event.link} is as fast as the others again; the job plans anew"
+        case events.ChipSlow():
+            who, speed = f"chip {event.chip}", f"{event.speed:g}"
+            return f"{who} computes at {speed} of the others' speed; it gets a smaller share"
+        case events.ChipRestored():
+            return f"chip {event.chip} computes as fast as the others again"
         case events.WrongResult():
             return _wrong_result(event)
         case events.WrongSum():

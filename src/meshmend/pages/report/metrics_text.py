@@ -87,6 +87,10 @@ def _about_chips(status: JobStatus) -> Iterator[Family]:
     behind = [each for each in status.workers if (each.behind_s or 0.0) >= BEHIND_S]
     help_text = f"Chips that have kept the others waiting for {BEHIND_S:g} s or more."
     yield _gauge("behind_chips", help_text, len(behind))
+    if status.slow:
+        slow = [("", {"part": each.what}, each.speed) for each in status.slow]
+        help_text = "The speed of each chip or link that is slower than the others, in theirs."
+        yield Family("meshmend_slow_speed", "gauge", help_text, tuple(slow))
     longest_s = max((wait.since_s or 0.0 for wait in status.waits), default=0.0)
     yield _gauge("longest_wait_seconds", "The longest wait of a chip for another.", longest_s)
 

@@ -24,6 +24,8 @@ from meshmend.errors import (
     WrongResultError,
 )
 from meshmend.membership.events import (
+    ChipRestored,
+    ChipSlow,
     LinkRestored,
     LinkSlow,
     WorkerStepped,
@@ -36,6 +38,7 @@ from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import FRESH, Go
 from meshmend.topology.failures import Chip
 from meshmend.train.core.bit_flips import flip_bit, flip_held
+from meshmend.train.core.chip_speeds import BY_SPEED, ChipSpeeds, check_shares_by
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner, MakeSharding, Sharding
 from meshmend.train.core.share_checks import Finding, Kind, ShareChecks, check_settings
@@ -51,7 +54,15 @@ from meshmend.train.core.worker_environment import (
 )
 from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
-from meshmend.train.data.samples import Indices, Order, Share, StreamOrder, batch_of, share_of
+from meshmend.train.data.samples import (
+    Indices,
+    Order,
+    Share,
+    StreamOrder,
+    batch_of,
+    share_by_speed,
+    share_of,
+)
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
 from meshmend.train.state.comparison import COMPARE_EVERY, MOST_NAMES, StateComparison
@@ -77,7 +88,8 @@ class JobSettings:
     The states of all chips are compared every `compare_every` steps. In one of every
     `check_shares` steps all shares are computed twice; 0: never, None: as the environment says.
     `on_wrong_result` says what a job does when a chip has computed wrong numbers: "restore" the
-    newest checkpoint from before, "continue" without the chip, or "stop".
+    newest checkpoint from before, "continue" without the chip, or "stop". `shares` are "equal", or
+    by "speed": a chip that computes steadily slower than the others gets fewer samples.
     """
 
     n_samples: int | None
@@ -91,6 +103,7 @@ class JobSettings:
     compare_every: int = COMPARE_EVERY
     check_shares: int | None = None
     on_wrong_result: str | None = None
+    shares: str | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.steps < 0:
@@ -106,6 +119,8 @@ class JobSettings:
             check_settings(self.check_shares, self.policy)
         batch_of(self.policy, self.batch, 1, 1)  # refuses an unknown policy
         check_policy(self.non_finite)
+        if self.shares is not None:
+            check_shares_by(self.shares)
 
     def order(self) -> Order | StreamOrder:
         """Return the row of samples of the job.
@@ -116,6 +131,16 @@ class JobSettings:
         if self.n_samples is None:
             return StreamOrder(self.seed)
         return Order(self.n_samples, self.seed)
+
+
+def n_notes_of(settings: JobSettings) -> int:
+    """Return how many numbers of its own a job needs in its sums: for shares by speed, a time each.
+
+    There is a place for each chip of the mesh, whichever live: so sums always have the same sizes.
+    """
+    environment = worker_environment()
+    is_needed = (settings.shares or environment.shares) == BY_SPEED
+    return environment.whole.n_live if is_needed and environment.identity is not None else 0
 
 
 def check_wrong_policy(policy: str) -> None:
@@ -168,6 +193,10 @@ class JobCore:
         self.is_overwritten = False  # the state is a part of this chip's and a part of others'
         self._culprits: Culprits | None = None  # of the step in flight
         self._non_finite = NonFinite(settings.non_finite, self._environment)
+        shares = settings.shares or self._environment.shares
+        check_shares_by(shares)
+        self._speeds = ChipSpeeds() if shares == BY_SPEED else None
+        self._began = 0.0  # when this chip began to compute its share
         self._checks: ShareChecks | None = None  # None if nothing is computed twice
         self.after_step: list[Callable[[], object]] = []  # called after each step that counts
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
@@ -180,7 +209,9 @@ class JobCore:
         if self._environment.identity is not None:
             _claim_process()
             watch_links = self._environment.exchange_settings.watch_links
-            told = structs.replace(fingerprint(), check_shares=every, watch_links=watch_links)
+            told = structs.replace(
+                fingerprint(), check_shares=every, watch_links=watch_links, shares=shares
+            )
             coordinator_client().set_fingerprint(told)
             self._exchange = exchange_of(self._environment)
             transfer = StateTransfer(self, self._exchange)
@@ -352,26 +383,65 @@ class JobCore:
         self.inject(Moment.FORWARD)
         for rank in second:
             yield from self._second_share(rank)
-        share = share_of(self._position, self.batch, self.rank, self.world_size)
+        share = self._share_of(self.rank)
         self.share = share
         self._samples = self._order.samples(share.start, share.stop)
         if share.n_samples == 0:
             self._learner.clear(is_last=self.is_stopping)
             self.complete_step()
             return
+        self._begin_computing()
         yield self._samples
         if self.share is not None:
             raise InputError("the loop over a Job needs to call job.step once in each turn")
 
+    def _share_of(self, rank: int) -> Share:
+        """Return a rank's share of the next step."""
+        if self._speeds is None:
+            return share_of(self._position, self.batch, rank, self.world_size)
+        return share_by_speed(self._position, self.batch, rank, self._speeds.of(self.chips))
+
+    def _begin_computing(self) -> None:
+        self._began = time.perf_counter()
+        if self.calls is not None:
+            self.calls.waited_s = 0.0
+
+    def _end_computing(self, share: Share) -> None:
+        """Tell all chips how long this one computed for, where that is asked for."""
+        notes = self._learner.notes()
+        notes[:] = 0
+        if share.n_samples == 0:
+            return
+        began = self._began + (self.calls.waited_s if self.calls is not None else 0.0)
+        self._self_injection.throttle(self.step_number, time.perf_counter() - began)
+        if len(notes):
+            mine = self._environment.whole.rank_of[self._environment.chip]
+            notes[mine] = time.perf_counter() - began
+
+    def _note_speeds(self, generation: int) -> None:
+        """Find chips that are slow, after a step that counts; its sums are still there."""
+        speeds, notes = self._speeds, self._learner.notes()
+        if speeds is None or not len(notes):
+            return
+        whole, chips = self._environment.whole, self.chips
+        times_s = [float(notes[whole.rank_of[chip]]) for chip in chips]
+        counts = [self._share_of(rank).n_samples for rank in range(len(chips))]
+        for new in speeds.conclude(generation, chips, counts, times_s):
+            if self.rank == 0:
+                event = ChipRestored if new.speed == 1 else ChipSlow
+                report = event(new.chip, new.speed, self.step_number + 1, self.chip)
+                coordinator_client().report(report)
+
     def _second_share(self, rank: int) -> Iterator[Indices]:
         """Yield the samples of another chip, or of this one, in a turn that does not count."""
         assert self._checks is not None
-        share = share_of(self._position, self.batch, rank, self.world_size)
+        share = self._share_of(rank)
         if share.n_samples == 0:
             self._checks.add_empty()
             return
         self.share, self._second = share, rank
         self._samples = self._order.samples(share.start, share.stop)
+        self._begin_computing()
         yield self._samples
         if self.share is not None:
             raise InputError("the loop over a Job needs to call job.step once in each turn")
@@ -405,6 +475,7 @@ class JobCore:
         If the mesh changed, recover: the share of the same step is then another.
         """
         share, number = self.share_to_step_on(), self._generation_number
+        self._end_computing(share)
         if self._second is not None:
             return self._complete_second()
         self.share, self._finding = None, None
@@ -420,6 +491,7 @@ class JobCore:
             self._learner.undo()
             self._act_on(self._finding)
             return False
+        self._note_speeds(number)
         self.inject(Moment.UPDATE)
         self.loss = self._update()
         self.step_number += 1
@@ -551,7 +623,7 @@ class JobCore:
         wrong = [chips[rank] for rank in finding.wrong]
         where = None
         if finding.share is not None:
-            share = share_of(self._position, self.batch, finding.share, len(chips))
+            share = self._share_of(finding.share)
             where = share.start, share.stop
         if self.chip == next(chip for chip in chips if chip not in wrong):
             for each in wrong:
@@ -689,6 +761,7 @@ class JobCore:
                 "loss": self.loss,
                 "stopped": self._is_stopped,
                 "right_until": self._checks.right_until if self._checks else None,
+                "speeds": self._speeds.state() if self._speeds else "",
             },
         }
 
@@ -702,6 +775,8 @@ class JobCore:
         self._is_stopped = bool(state["progress"].get("stopped"))
         if self._checks is not None:
             self._checks.go_back(state["progress"].get("right_until"))
+        if self._speeds is not None:
+            self._speeds.load(state["progress"])
         if self.calls is not None:
             self.calls.forget()
 

@@ -33,6 +33,12 @@ class Learner(Protocol):
     def payloads(self) -> Sequence[Bytes]:
         """Return what this chip puts into each sum; the sums replace it in place."""
 
+    def notes(self) -> NDArray[Any]:
+        """Return the elements of a sum, one for each chip of the mesh, that are the job's own.
+
+        That sum begins when the step ends. Without shares by speed there are none.
+        """
+
     def payload_hashes(self, number: int) -> dict[str, int]:
         """Return a hash of what the samples of this step have put into a sum, by parameter."""
 

@@ -18,6 +18,7 @@ are needed: its chips do the same in the same order.
 """
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -63,6 +64,7 @@ class SharedCalls:
         self._position, self._learner, self._sums = position, learner, sums
         self._loop, self._exchange = loop, exchange
         self._rounds = Rounds(loop, exchange)
+        self.waited_s = 0.0  # for other chips, within a step
 
     def settle(self) -> None:
         """Take part in the rounds that other chips are in, before the next step."""
@@ -85,11 +87,14 @@ class SharedCalls:
             mine = Round(0, _nothing, {self._exchange.seat: data})
             return list(self._rounds.hold(mine, lambda: self._position.step_number).values())
         self._learner.flush()
+        began = time.perf_counter()
         try:
             return gather_bytes(self._exchange, data)
         except TransportError as error:
             self._sums.fail(error)
             return [data]
+        finally:
+            self.waited_s += time.perf_counter() - began
 
     def share_out(self, n_parts: int, compute: Callable[[int], bytes]) -> list[bytes]:
         """Return all parts of a piece of work that the chips share, the same on all chips.

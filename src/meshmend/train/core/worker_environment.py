@@ -50,6 +50,7 @@ class WorkerEnvironment:
     board: tuple[int, ...] = (1,)
     check_shares: int = 0
     on_wrong_result: str = "restore"
+    shares: str = "equal"
 
     def run_id(self) -> str:
         """Return a name of this run, the same on all its workers; that of a lone one is random.
@@ -113,6 +114,7 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
         board=environment.board or board_shape(len(whole.shape)),
         check_shares=config.job.check_shares,
         on_wrong_result=config.job.on_wrong_result,
+        shares=config.job.shares,
     )
 
 

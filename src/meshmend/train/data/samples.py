@@ -6,7 +6,10 @@ once, and a batch has its full size also where it crosses the end of an epoch.
 """
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
+from heapq import heapify, heappop, heapreplace
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -15,7 +18,9 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError
 
 Indices = NDArray[np.int64]
+Speeds = tuple[int, ...]  # of each rank, in hundredths of that of a chip that is not slow
 
+FULL_SPEED: Final = 100
 LARGEST_CHECKSUM: Final = 2**59 - 1  # at most 18 digits, like all numbers in a ledger
 
 
@@ -95,6 +100,48 @@ def share_of(position: int, batch: int, rank: int, n_ranks: int) -> Share:
         stop=position + batch * (rank + 1) // n_ranks,
         batch=batch,
     )
+
+
+def share_by_speed(position: int, batch: int, rank: int, speeds: Speeds) -> Share:
+    """Return a rank's share of the step at `position`, if ranks compute at these speeds."""
+    stops = _stops_by_speed(batch, speeds)
+    return Share(position + stops[rank], position + stops[rank + 1], batch)
+
+
+@lru_cache(maxsize=16)
+def _stops_by_speed(batch: int, speeds: Speeds) -> tuple[int, ...]:
+    return tuple(accumulate(counts_by_speed(batch, speeds), initial=0))
+
+
+def counts_by_speed(batch: int, speeds: Speeds) -> tuple[int, ...]:
+    """Return how many samples each rank gets, so that the last is ready as early as possible.
+
+    Ranks of equal speeds get equal shares, as by `share_of`, up to one sample. Every rank gets at
+    least one, so that all can show how fast they are; where the batch is too small for that, all
+    speeds count as equal. Only whole numbers decide: the same on every machine.
+    """
+    n_ranks = len(speeds)
+    if batch < n_ranks or len(set(speeds)) == 1:
+        cuts = [batch * rank // n_ranks for rank in range(n_ranks + 1)]
+        return tuple(stop - start for start, stop in pairwise(cuts))
+    total = sum(speeds)
+    counts = [max(1, batch * speed // total) for speed in speeds]
+    # One more for those that are then ready first (D'Hondt's rule), or one less for the last ones.
+    change = 1 if sum(counts) < batch else -1
+
+    def entry(rank: int) -> tuple[Fraction, int]:
+        return change * Fraction(counts[rank] + max(0, change), speeds[rank]), rank
+
+    heap = [entry(rank) for rank in range(n_ranks) if counts[rank] + change > 0]
+    heapify(heap)
+    for _ in range(abs(batch - sum(counts))):
+        rank = heap[0][1]
+        counts[rank] += change
+        if counts[rank] + change > 0:
+            heapreplace(heap, entry(rank))
+        else:
+            heappop(heap)
+    return tuple(counts)
 
 
 def batch_of(policy: str, batch: int, n_live: int, n_at_start: int) -> int:

@@ -20,7 +20,7 @@ import optax
 from meshmend.errors import InputError
 from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob
-from meshmend.train.core.job_core import JobCore, JobSettings
+from meshmend.train.core.job_core import JobCore, JobSettings, n_notes_of
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.jax.learner import JaxLearner, checked_params
 from meshmend.train.jax.program import FlatTree, Loss, Tree, jax_program, shared_programs
@@ -46,7 +46,7 @@ class JaxJob(ChipJob):
     computed `micro_batch` samples at a time. `resume` is a folder of checkpoints: the job begins
     with the newest one that is complete and undamaged; with "auto", with that of the folder of
     `saving`, or anew if there is none. The states of all chips are compared
-    every `compare_every` steps; `check_shares` and `on_wrong_result` are as in
+    every `compare_every` steps; `check_shares`, `on_wrong_result` and `shares` are as in
     `meshmend.train.Job`.
     """
 
@@ -69,6 +69,7 @@ class JaxJob(ChipJob):
         compare_every: int = COMPARE_EVERY,
         check_shares: int | None = None,
         on_wrong_result: str | None = None,
+        shares: str | None = None,
     ) -> None:
         samples = ArraySamples(dataset) if isinstance(dataset, tuple | dict) else dataset
         settings = JobSettings(
@@ -82,6 +83,7 @@ class JaxJob(ChipJob):
             compare_every=compare_every,
             check_shares=check_shares,
             on_wrong_result=on_wrong_result,
+            shares=shares,
         )
         if micro_batch is not None and micro_batch < 1:
             raise InputError(f"JaxJob needs a micro-batch of at least 1, but got {micro_batch}")
@@ -94,8 +96,11 @@ class JaxJob(ChipJob):
                     f"{optimizer!r:.80}"
                 )
         environment = worker_environment()
-        size = micro_batch or default_micro_batch(batch, environment.n_live_at_start)
-        flat = FlatTree.of(checked_params(params))
+        n_notes = n_notes_of(settings)
+        size = micro_batch or default_micro_batch(
+            batch, environment.n_live_at_start, by_speed=n_notes > 0
+        )
+        flat = FlatTree.of(checked_params(params), n_notes)
         program = jax_program(loss, optimizer, flat, seed if random_keys else None)
         self.steps = steps
         self._samples, self._collate = samples, collate
@@ -185,14 +190,15 @@ class ArraySamples:
         return jax.tree.map(lambda array: array[np.asarray(indices)], self._arrays)
 
 
-def default_micro_batch(batch: int, n_chips: int) -> int:
+def default_micro_batch(batch: int, n_chips: int, *, by_speed: bool = False) -> int:
     """Return half the share of a chip while all chips are live.
 
     Then the share of a mesh with a hole, which is a little larger, needs one micro-batch more, and
-    not twice as many.
+    not twice as many. Shares by speed need smaller ones, or a small share would take as long as
+    half a share.
     """
     share = -(-batch // n_chips)
-    return -(-share // 2)
+    return -(-share // (8 if by_speed else 2))
 
 
 def jax_fingerprint(learner: JaxLearner, dataset: Any, settings: JobSettings) -> JobFingerprint:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.train.core.learner import Bytes
@@ -22,7 +23,6 @@ _STATISTICS: Final = "batch_stats"  # the collection of flax's batch normalisati
 _NO_STATISTICS: Final = (
     ", and use group or layer normalisation, or the statistics as they are (use_running_average)"
 )
-_LOSS, _STOP = -2, -1  # where the two numbers of the first flat array are
 _LOSS_NAME: Final = "the loss"  # beside the names of parameters
 
 
@@ -36,6 +36,9 @@ class JaxLearner:
         self.opt_state = _on_device(program.init(self.params))
         self._program, self._micro_batch = program, micro_batch
         self._sums = program.flat.zeros()
+        # Where the numbers of the first flat array are: the job's own follow them.
+        self._stop = len(self._sums[0]) - 1 - program.flat.n_notes
+        self._loss = self._stop - 1
 
     def warm_up(self, batch: Tree) -> None:
         """Compile all that a step needs; the batch is of one sample, and changes nothing."""
@@ -69,7 +72,7 @@ class JaxLearner:
             )
         # Copies: the sum is made in place, but JAX's arrays must not change.
         self._sums = [np.array(total) for total in totals]
-        self._sums[0][_STOP] = is_last
+        self._sums[0][self._stop] = is_last
 
     def sum_sizes(self) -> SumSizes:
         """Return the number of elements and the type of each sum of a step."""
@@ -79,11 +82,15 @@ class JaxLearner:
         """Return what this chip puts into each sum; the sums replace it in place."""
         return [total.view(np.uint8) for total in self._sums]
 
+    def notes(self) -> NDArray[Any]:
+        """Return the elements of the first sum that are the job's own."""
+        return self._sums[0][self._stop + 1 :]
+
     def payload_hashes(self, number: int) -> dict[str, int]:
         """Return a hash of what the samples have put into a sum, by parameter."""
         flat, places = self._sums[number], self._program.flat.places()[number]
         if number == 0:  # all but whether to stop
-            places = {**places, _LOSS_NAME: slice(len(flat) + _LOSS, len(flat) + _STOP)}
+            places = {**places, _LOSS_NAME: slice(self._loss, self._stop)}
         return {name: hash_bytes(flat[at].view(np.uint8)) for name, at in places.items()}
 
     def refill_changed(self) -> None:
@@ -92,7 +99,7 @@ class JaxLearner:
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
         self._sums = self._program.flat.zeros()
-        self._sums[0][_STOP] = is_last
+        self._sums[0][self._stop] = is_last
 
     def flush(self) -> None:
         """Do nothing: no sum begins before the end of a step."""
@@ -104,7 +111,7 @@ class JaxLearner:
     @property
     def is_last(self) -> bool:
         """Whether a chip said that this step is the last; known after the sum."""
-        return bool(self._sums[0][_STOP] > 0)
+        return bool(self._sums[0][self._stop] > 0)
 
     def is_finite(self) -> bool:
         """Return True: in JAX, `optax.apply_if_finite` looks after sums that are not finite."""
@@ -116,7 +123,7 @@ class JaxLearner:
 
     def skip(self) -> float:
         """Return the mean loss over all samples, without an update."""
-        return float(self._sums[0][_LOSS])
+        return float(self._sums[0][self._loss])
 
     def undo(self) -> None:
         """Do nothing: a step changes nothing before its update."""
@@ -125,7 +132,7 @@ class JaxLearner:
         """Step the optimizer with the sums; return the mean loss over all samples."""
         updated = self._program.update(self.params, self.opt_state, self._sums)
         self.params, self.opt_state = jax.block_until_ready(updated)
-        return float(self._sums[0][_LOSS])
+        return float(self._sums[0][self._loss])
 
     def state(self) -> dict[str, Any]:
         """Return the arrays of the parameters and of the optimizer by their names."""

@@ -40,18 +40,20 @@ for _dialect in ("builtin", "mhlo"):
 
 @dataclass(frozen=True)
 class FlatTree:
-    """Where the leaves of a tree, and two numbers more, are in flat arrays.
+    """Where the leaves of a tree, and some numbers more, are in flat arrays.
 
     There is one array of float32, and one of float64 if leaves are of that type. The numbers are at
-    the end of the first of them: one is flattened with the tree, the other is left to the caller.
+    the end of the first of them: one is flattened with the tree, the others are left to the caller:
+    one, and `n_notes` that are the job's own.
     Leaves of other types are converted to float32.
     """
 
     structure: Any
     leaves: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    n_notes: int = 0
 
     @classmethod
-    def of(cls, tree: Tree) -> "FlatTree":
+    def of(cls, tree: Tree, n_notes: int = 0) -> "FlatTree":
         """Return the layout of a tree of arrays of JAX or NumPy."""
         leaves, structure = jax.tree.flatten(tree)
         dtypes = (jax.dtypes.canonicalize_dtype(leaf.dtype) for leaf in leaves)
@@ -60,12 +62,13 @@ class FlatTree:
             tuple(
                 (leaf.shape, np.dtype(dtype)) for leaf, dtype in zip(leaves, dtypes, strict=True)
             ),
+            n_notes,
         )
 
     def sizes(self) -> list[tuple[int, str]]:
         """Return the number of elements and the type of each flat array."""
         counts = dict.fromkeys(self._kinds(), 0)
-        counts[self._kinds()[0]] = 2
+        counts[self._kinds()[0]] = 2 + self.n_notes
         for shape, dtype in self.leaves:
             counts[_kind(dtype)] += int(np.prod(shape))
         return [(count, kind.name) for kind, count in counts.items()]
@@ -80,7 +83,7 @@ class FlatTree:
         for leaf, (_, dtype) in zip(jax.tree.leaves(tree), self.leaves, strict=True):
             parts[_kind(dtype)].append(leaf.astype(_kind(dtype)).reshape(-1))
         first = self._kinds()[0]
-        parts[first].append(jnp.pad(number.astype(first).reshape(1), (0, 1)))
+        parts[first].append(jnp.pad(number.astype(first).reshape(1), (0, 1 + self.n_notes)))
         return [jnp.concatenate(part) for part in parts.values()]
 
     def unflatten(self, flat: Sequence[jax.Array]) -> Tree:
@@ -96,7 +99,7 @@ class FlatTree:
 
     def number(self, flat: Sequence[jax.Array]) -> jax.Array:
         """Return the number that was flattened with the tree."""
-        return flat[0][-2]
+        return flat[0][-2 - self.n_notes]
 
     def places(self) -> list[dict[str, slice]]:
         """Return where each leaf is in each flat array, by its name."""

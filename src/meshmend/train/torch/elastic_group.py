@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend import __version__
-from meshmend.config import CHECK_SHARES
+from meshmend.config import CHECK_SHARES, SHARES
 from meshmend.errors import InputError, PeerLostError, ResumeError, TransportError
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
@@ -183,10 +183,15 @@ class ElasticGroup:
     """
 
     def __init__(self, environment: WorkerEnvironment) -> None:
-        if wrong := [fault for fault in environment.faults if fault.is_wrong_number]:
+        if found := [fault for fault in environment.faults if fault.is_in_loop]:
             raise InputError(
-                f"--inject {wrong[0].words!r} needs a job of meshmend.train.Job or JaxJob; an "
-                "elastic group cannot flip bits of what its loop computes"
+                f"--inject {found[0].words!r} needs a job of meshmend.train.Job or JaxJob; an "
+                "elastic group knows nothing of what its loop computes"
+            )
+        if environment.shares != "equal":
+            raise InputError(
+                f"{SHARES.name}={environment.shares} needs a meshmend.train.Job or a JaxJob; the "
+                "loop of an elastic group, or of a job of tiles, chooses its own samples"
             )
         if environment.check_shares:
             raise InputError(

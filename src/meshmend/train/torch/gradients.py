@@ -11,8 +11,11 @@ in all generations. The last bucket is summed when the step ends, and also holds
 - which parameters got a gradient;
 - which buckets must be summed again, because their gradients changed after their sum began;
 - the loss, the weight, whether to divide by the sum of the weights, whether to stop, and the norm
-  to clip to: a chip without samples, whose loop does not run, learns these from the others.
+  to clip to: a chip without samples, whose loop does not run, learns these from the others;
+- what a job has to tell of each chip, such as how long it computed: a number for each.
 """
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +38,12 @@ class Gradients:
     """The buckets of a module; moves its gradients into them and back.
 
     A bucket holds up to `bucket_bytes`; without that number, `bucket_layout` has the rule.
+    The job has `n_notes` numbers of its own.
     """
 
-    def __init__(self, model: torch.nn.Module, bucket_bytes: int | None = None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, bucket_bytes: int | None = None, *, n_notes: int = 0
+    ) -> None:
         self._names = trained_parameters(model)
         self._parameters = list(self._names)
         self._frozen = {
@@ -54,7 +60,7 @@ class Gradients:
         last_type = torch.float64 if torch.float64 in types else torch.float32
         layout = bucket_layout(self._parameters, bucket_bytes, last=last_type)
         n_changes = [each.n_elements for each in self._buffers]
-        counts = [sum(n_changes), len(self._parameters), len(layout), *[1] * _TAIL]
+        counts = [sum(n_changes), len(self._parameters), len(layout), *[1] * _TAIL, n_notes]
         extras = [*[0] * (len(layout) - 1), sum(counts)]
         self.buckets = [
             bucket_of(dtype, {each: self._names[each] for each in members}, extra)
@@ -64,7 +70,8 @@ class Gradients:
         self._tail = last[len(last) - sum(counts) :]
         self._changes, self._used, self._again, *rest = torch.split(self._tail, counts)
         self._changes_of = torch.split(self._changes, n_changes)
-        self._loss, self._weight, self._divisor, self._stop, *self._clip = rest
+        self._loss, self._weight, self._divisor, self._stop, *self._clip, notes = rest
+        self._notes: NDArray[Any] = notes.numpy()
         self._own_weight: float | None = None  # in the step in flight; None without samples
         self._sizes = [(bucket.flat.numel(), bucket.dtype) for bucket in self.buckets]
         self._payloads = [bucket.flat.view(torch.uint8).numpy() for bucket in self.buckets]
@@ -76,6 +83,10 @@ class Gradients:
     def payloads(self) -> list[Bytes]:
         """Return the memory of each bucket."""
         return self._payloads
+
+    def notes(self) -> NDArray[Any]:
+        """Return the numbers that are the job's own; it fills them when all else is gathered."""
+        return self._notes
 
     def payload_hashes(self, number: int) -> dict[str, int]:
         """Return a hash of each gradient of a bucket, without what says how it was summed.

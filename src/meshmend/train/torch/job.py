@@ -23,7 +23,7 @@ from meshmend.errors import InputError
 from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob, added
 from meshmend.train.core.exchange import Exchange
-from meshmend.train.core.job_core import JobCore, JobSettings
+from meshmend.train.core.job_core import JobCore, JobSettings, n_notes_of
 from meshmend.train.core.learner import ExchangeState, ShardedReplica, Sharding
 from meshmend.train.core.step_sums import RAISE
 from meshmend.train.core.worker_environment import worker_environment
@@ -53,11 +53,12 @@ class Job(ChipJob):
     The states of all chips are compared every `compare_every` steps. In one of every `check_shares`
     steps each chip also computes the samples of another one, in a turn that does not count: a chip
     that computes wrong numbers is found and left out, and `on_wrong_result` says what to do with
-    the steps since it was right: "restore", "continue" or "stop". Gradients are summed in buckets
-    of up to `bucket_bytes`. With `shard_optimizer`, each chip keeps the optimizer's state of its
-    share of the parameters, and of one share that it mirrors; the two are never in one of the
-    `mirror_domains`: board, host, row, column, or blocks such as 4x2. With `master_weights`, the
-    optimizer steps on float32 copies of the parameters that have 16 bits.
+    the steps since it was right: "restore", "continue" or "stop". With `shares="speed"`, a chip
+    that computes steadily slower than the others gets fewer samples of each step. Gradients are
+    summed in buckets of up to `bucket_bytes`. With `shard_optimizer`, each chip keeps the
+    optimizer's state of its share of the parameters, and of one share that it mirrors; the two are
+    never in one of the `mirror_domains`: board, host, row, column, or blocks such as 4x2. With
+    `master_weights`, the optimizer steps on float32 copies of the parameters that have 16 bits.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Job(ChipJob):
         compare_every: int = COMPARE_EVERY,
         check_shares: int | None = None,
         on_wrong_result: str | None = None,
+        shares: str | None = None,
         bucket_bytes: int | None = None,
         shard_optimizer: bool = False,
         mirror_domains: Sequence[str] = DEFAULT_DOMAINS,
@@ -97,6 +99,7 @@ class Job(ChipJob):
             compare_every,
             check_shares,
             on_wrong_result,
+            shares,
         )
         self.model, self.optimizer, self.steps = model, optimizer, steps
         is_one = isinstance(mirror_domains, str)
@@ -110,6 +113,7 @@ class Job(ChipJob):
             bucket_bytes=bucket_bytes,
             shard_optimizer=shard_optimizer,
             master_weights=master_weights,
+            n_notes=n_notes_of(settings),
         )
         self._core = JobCore(
             self._learner,

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend.errors import InputError
@@ -56,6 +57,7 @@ class TorchLearner:
         bucket_bytes: int | None = None,
         shard_optimizer: bool = False,
         master_weights: bool = False,
+        n_notes: int = 0,
     ) -> None:
         if any(isinstance(each, torch.amp.GradScaler) for each in also):
             raise InputError("a job needs its GradScaler as scaler=, but got it in also")
@@ -75,7 +77,7 @@ class TorchLearner:
         self._parameter_names: dict[torch.Tensor, str] = {
             each: name for name, each in self._model.named_parameters()
         }
-        self._gradients = Gradients(self._model, bucket_bytes)
+        self._gradients = Gradients(self._model, bucket_bytes, n_notes=n_notes)
         self._watch = BackwardWatch(self._gradients)
         self._weight: float | None = None  # of this chip in this step, as the user said
         self._max_norm: float | None = None
@@ -150,6 +152,10 @@ class TorchLearner:
     def payloads(self) -> Sequence[Bytes]:
         """Return what this chip puts into each sum; the sums replace it in place."""
         return self._gradients.payloads()
+
+    def notes(self) -> NDArray[Any]:
+        """Return the elements of the last sum that are the job's own."""
+        return self._gradients.notes()
 
     def payload_hashes(self, number: int) -> dict[str, int]:
         """Return a hash of what the samples of this step have put into a sum, by parameter."""
