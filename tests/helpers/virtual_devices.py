@@ -4,12 +4,16 @@ A process decides once how many devices it has, and JAX warns when a process tha
 """
 
 import os
+import re
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
+from meshmend.errors import InputError
 from packages import needs
 
 needs_jax = needs("jax")
@@ -50,3 +54,9 @@ def run_checks(checks: Checks, names: list[str]) -> None:
             print("ok", flush=True)
         except Exception:
             print(traceback.format_exc(), flush=True)
+
+
+def refused(words: str, function: Callable[[], object]) -> None:
+    """Check that a function refuses its arguments with these words."""
+    with pytest.raises(InputError, match=re.escape(words)):
+        function()

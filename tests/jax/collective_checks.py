@@ -25,7 +25,7 @@ from meshmend.jax import (
 )
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from virtual_devices import run_checks
+from virtual_devices import refused, run_checks
 
 MESHES = {
     "12": parse_mesh("4x4", fail=["2x2@0,2"]),
@@ -107,12 +107,12 @@ def check_tiles() -> None:
     gradient = jax.grad(lambda x: (total(x) * weights).sum())(numbers)
     assert np.array_equal(np.asarray(gradient), np.broadcast_to(weights.sum(axis=0), numbers.shape))
     spare = plan(parse_mesh("3x3"), tile="2x2", payload="4KB")
-    for refused, message in (
+    for wrong, message in (
         (partial(allreduce, plan=made, backend="pallas"), "runs as permutes"),
         (partial(allreduce, plan=spare), "needs all chips in tiles, but 1 are spares"),
     ):
         with pytest.raises(InputError, match=message):
-            jax.jit(mapped(refused))(numbers)
+            jax.jit(mapped(wrong))(numbers)
 
 
 def check_same_bits() -> None:
@@ -447,15 +447,6 @@ def check_tables_are_swapped() -> None:
     refused("plans for parts of that mesh", lambda: short.tables(planned(whole, "trees")))
     long_ring = planned(MESHES["60"], "ring-1d")
     refused("slices of 32 cells", lambda: SumFrame(parse_mesh("8x8"), 99, 80).tables(long_ring))
-
-
-def refused(words: str, function: Callable[[], object]) -> None:
-    try:
-        function()
-    except InputError as error:
-        assert words in str(error), error  # noqa: PT017
-    else:
-        raise AssertionError(f"not refused: {words}")
 
 
 def check_refusals() -> None:

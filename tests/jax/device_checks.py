@@ -1,15 +1,13 @@
 """Checks of `device_mesh` with stand-ins for TPU devices; `test_devices` runs this as a script."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 
-from meshmend.errors import InputError
 from meshmend.jax import device_mesh, live_mesh
 from meshmend.topology.text import parse_mesh
-from virtual_devices import run_checks
+from virtual_devices import refused, run_checks
 
 HOLE = parse_mesh("4x4", fail=["2x2@0,2"])
 
@@ -35,15 +33,6 @@ def cores(per_chip: int = 1, *, missing: frozenset[tuple[int, ...]] = frozenset(
         for core in range(per_chip)
         if (x, y) not in missing
     ]
-
-
-def refused(words: str, function: Callable[[], object]) -> None:
-    try:
-        function()
-    except InputError as error:
-        assert words in str(error), error  # noqa: PT017
-    else:
-        raise AssertionError(f"not refused: {words}")
 
 
 def check_by_number() -> None:

@@ -236,6 +236,11 @@ def host_shape_from(text: str | None, mesh: "Mesh") -> tuple[int, ...]:
         ) from None
 
 
+def live_host_blocks(mesh: "Mesh", shape: tuple[int, ...]) -> tuple[Block, ...]:
+    """Return the blocks of `host_blocks` that have a live chip: those that need a host."""
+    return tuple(block for block in host_blocks(mesh, shape) if live_chips_of(block, mesh))
+
+
 def live_chips_of(block: Block, mesh: "Mesh") -> tuple[Chip, ...]:
     """Return the chips of a block that are alive in a mesh, in row-major order."""
     return tuple(chip for chip in block.chips() if chip not in mesh.failed)

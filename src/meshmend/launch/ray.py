@@ -46,9 +46,9 @@ from meshmend.config import JobConfig, command_words, job_config
 from meshmend.files import write_whole
 from meshmend.launch.hosts import (
     board_from,
-    host_blocks,
     host_shape_from,
     live_chips_of,
+    live_host_blocks,
     with_whole_paths,
 )
 from meshmend.launch.ray_hosts import (
@@ -172,9 +172,7 @@ class RayJob:
         """The blocks of the hosts that have a live chip."""
         block = self.config.hosts.block
         hosts = host_shape_from(block, self.mesh) if block else self.mesh.shape
-        return tuple(
-            each for each in host_blocks(self.mesh, hosts) if live_chips_of(each, self.mesh)
-        )
+        return live_host_blocks(self.mesh, hosts)
 
     def agent_options(self) -> tuple[str, ...]:
         """Return the options of `meshmend agent` that all hosts have in common."""

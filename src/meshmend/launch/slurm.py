@@ -27,10 +27,10 @@ from meshmend.errors import InputError
 from meshmend.launch.hosts import (
     address_toward,
     board_from,
-    host_blocks,
     host_shape_from,
     is_coordinator_answering,
     live_chips_of,
+    live_host_blocks,
 )
 from meshmend.launch.slurm_watch import (
     AgentLine,
@@ -113,9 +113,7 @@ class SlurmJob:
 
     def blocks(self) -> tuple[Block, ...]:
         """Return the blocks of the hosts that have a live chip: those that need a node."""
-        return tuple(
-            block for block in host_blocks(self.mesh, self.hosts) if live_chips_of(block, self.mesh)
-        )
+        return live_host_blocks(self.mesh, self.hosts)
 
 
 @dataclass(frozen=True)
