@@ -219,6 +219,40 @@ def test_sizes_that_differ_give_an_error_on_every_rank(tmp_path: Path) -> None:
     assert all("ranks disagree: chip" in line and "4004 bytes" in line for line in lines)
 
 
+GONE = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("meshmend")
+rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+store.set(f"ready {rank}", "")
+store.wait([f"ready {each}" for each in range(4)])
+if rank == 0:
+    os._exit(0)
+try:
+    dist.all_reduce(torch.ones(1000))
+except RuntimeError as error:
+    print(f"rank {rank}: {error}", flush=True)
+store.set(f"told {rank}", "")
+store.wait([f"told {each}" for each in range(1, 4)])
+os._exit(0)
+"""
+
+
+def test_a_rank_that_leaves_before_the_first_collective_is_missed_by_all(tmp_path: Path) -> None:
+    """None of them calls it, and two are not connected with who misses it; Gloo's timeout is long.
+
+    Who waits for a rank that is there but has given up would wait for the whole timeout.
+    """
+    script = tmp_path / "gone.py"
+    script.write_text(GONE)
+
+    ended = meshmend_run("--mesh", "1x4", script)
+
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 3, ended.stdout + ended.stderr
+    assert any("(rank 0) did not connect to chip (0, 1) (rank 1), and is gone" in x for x in lines)
+
+
 @pytest.mark.parametrize(
     ("environment", "match"),
     [

@@ -197,6 +197,23 @@ def a_reconfigure_fails_what_is_under_way():
     sums(21)
     assert backend_is_right()
 
+def a_sum_that_begins_while_the_group_is_made_again_fails():
+    good, made, group = handles(), threading.Event(), dist.group.WORLD
+    plan = group._catalogue.task
+    group._catalogue.task = lambda *given: made.wait(60) and plan(*given)
+    under_way = dist.all_reduce(torch.ones(10), async_op=True)
+    time.sleep(0.2)  # its thread waits for its plan now
+    again = dist._reconfigure(70, good)
+    made.set()
+    again.wait()
+    try:
+        under_way.wait()
+    except RuntimeError as error:
+        assert "aborted" in str(error), error
+    else:
+        raise AssertionError("ran in the new group")
+    sums(21)
+
 def backend_is_right():
     backend = dist.get_backend_impl(None, torch.device("cpu"))
     return (backend.rank(), backend.size()) == (dist.get_rank(), dist.get_world_size())

@@ -67,3 +67,40 @@ def test_a_rank_that_hung_up_and_does_not_call_again_is_lost(callee: PeerConnect
 def _call(callee: PeerConnections, *, generation: int) -> socket.socket:
     deadline = Deadline(time.monotonic() + HANG_S)
     return dial(callee.address, SECRET, ConnectRequest(0, 1, EPOCH, generation), deadline)
+
+
+@pytest.fixture
+def waiting() -> Iterator[PeerConnections]:
+    """Rank 1 of a group without a coordinator, which looks for those who do not call."""
+    labels, stop_fd = ["rank 0", "rank 1"], os.eventfd(0, os.EFD_NONBLOCK)
+    with closing(
+        PeerConnections(
+            1, labels, SECRET, bind="127.0.0.1", stop_fd=stop_fd, looks_for_callers=True
+        )
+    ) as connections:
+        yield connections
+    os.close(stop_fd)
+
+
+def test_a_caller_that_died_before_it_called_is_missed_long_before_the_deadline(
+    waiting: PeerConnections,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = gone.getsockname()
+
+    with pytest.raises(PeerLostError, match="rank 0 did not connect to rank 1, and is gone"):
+        waiting.connection(0, address, time.monotonic() + HANG_S)
+
+
+def test_a_caller_that_takes_its_time_sees_nothing_of_those_who_look_for_it(
+    callee: PeerConnections,
+    waiting: PeerConnections,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("meshmend.transport.peer_connections._LOOK_EVERY_S", 0.02)
+
+    with pytest.raises(PeerLostError, match="rank 0 did not connect to rank 1 in time"):
+        waiting.connection(0, callee.address, time.monotonic() + 1.5)
+
+    assert not caplog.records

@@ -5,6 +5,7 @@ tensors on a device that the transport does not serve, uncommon element types an
 several tensors on one rank, and arguments that do not fit, which Gloo refuses.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -138,6 +139,9 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self._inner_group = group_on(self._inner, options.store)
         _run_on(self, self._inner)  # c10d sends what is not overridden below there
         self._progress = Progress(f"meshmend-rank-{rank}")
+        # In each thread that starts a collective: what it runs over, and the plans for that. The
+        # group may be made again in the middle of it.
+        self._begun_on = threading.local()
         self._places = places  # of each rank among the chips in row-major order, if another
         self._use(settings, transport, self._place(rank))
 
@@ -509,11 +513,12 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             n_parts = self.size() if kind == ALL_GATHER else 1
             return self._catalogue.algorithm(kind, n_bytes * n_parts)
 
-        transport = self._transport
+        transport, catalogue = self._transport, self._catalogue
 
         def start() -> Rest | None:
             if transport is not self._transport:  # the group was made again before its turn came
                 raise self._aborted()
+            self._begun_on.transport, self._begun_on.catalogue = transport, catalogue
             return run()
 
         end_with = begin_range(name, inputs, algorithm)
@@ -588,20 +593,21 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def _start_sum(self, kind: CollectiveCall, flat: torch.Tensor, opts: Any) -> Rest:
         op = op_name(opts.reduceOp)
-        task = self._catalogue.task(kind, flat.numel(), dtype_name(flat), op)
+        task = self._begun_on.catalogue.task(kind, flat.numel(), dtype_name(flat), op)
         return self._start(task, flat.detach(), opts.timeout)
 
     def _move(self, kind: CollectiveCall, flat: torch.Tensor, opts: Any) -> None:
         """Run a collective that only copies: it treats elements of any type as bytes."""
         raw = flat.detach().view(torch.uint8)
-        self._start(self._catalogue.task(kind, raw.numel(), "uint8"), raw, opts.timeout)()
+        task = self._begun_on.catalogue.task(kind, raw.numel(), "uint8")
+        self._start(task, raw, opts.timeout)()
 
     def _start(self, task: Task, flat: torch.Tensor, timeout: timedelta) -> Rest:
         """Start a task in place; without a timeout of its own, that of the group applies."""
         if timeout <= timedelta(0):
             timeout = self._inner.options._timeout
         timeout_s = timeout.total_seconds()
-        began, transport = time.monotonic(), self._transport
+        began, transport = time.monotonic(), self._begun_on.transport
         with self._noted_failure(transport, began, timeout_s):
             if self._is_aborted:
                 raise self._aborted()

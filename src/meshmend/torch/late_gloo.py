@@ -41,6 +41,12 @@ class InterruptibleStore(dist.Store):  # type: ignore[misc]  # untyped
         value: bytes = self._store.get(key)
         return value
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for keys and return their values."""
+        self.wait(keys)
+        values: list[bytes] = self._store.multi_get(keys)
+        return values
+
     def add(self, key: str, amount: int) -> int:
         """Add to the number of a key; return the new number."""
         return int(self._store.add(key, amount))

@@ -326,18 +326,20 @@ class ReconfigurableGroup(MeshmendGroup):
             try:
                 store.wait(wanted, timeout)
             except RuntimeError:  # a file's store knows no better word for a timeout
-                store.set(my_key, msgspec.json.encode(_Arrival("left")).decode())
                 missing = [
                     _words(chip)
                     for chip, key in zip(chips, keys, strict=True)
                     if not store.check([key])
                 ]
-                raise StalledError(
-                    f"reconfigure {number} of {len(keys)} ranks waited "
-                    f"{timeout.total_seconds():g} s for chip {'; '.join(missing)}; leave out "
-                    "handles of chips that are gone"
-                ) from None
-            arrivals += [msgspec.json.decode(store.get(key), type=_Arrival) for key in wanted]
+                if missing:  # else the last has come just now
+                    store.set(my_key, msgspec.json.encode(_Arrival("left")).decode())
+                    raise StalledError(
+                        f"reconfigure {number} of {len(keys)} ranks waited "
+                        f"{timeout.total_seconds():g} s for chip {'; '.join(missing)}; leave out "
+                        "handles of chips that are gone"
+                    ) from None
+            told = store.multi_get(wanted)  # one trip to the store, not one for each rank
+            arrivals += [msgspec.json.decode(each, type=_Arrival) for each in told]
             if any(each.digest != mine.digest for each in arrivals):
                 raise used
         return arrivals

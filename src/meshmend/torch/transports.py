@@ -372,9 +372,16 @@ class SocketTensorTransport:
         transport.answer_askers(self._heard_of_abort)
 
     def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
-        """Start a task in place in the tensor's memory; others may be in flight."""
+        """Start a task in place in the tensor's memory; others may be in flight.
+
+        A rank that cannot connect tells all others: they may wait for its call.
+        """
         peers = {peer: self._addresses[peer] for peer in task.program.peers}
-        self._transport.connect(peers, timeout_s=timeout_s)
+        try:
+            self._transport.connect(peers, timeout_s=timeout_s)
+        except PeerLostError:
+            self._tell_all_of_abort()
+            raise
         raw: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
         return self._transport.start(task, raw, timeout_s=timeout_s, wakes=False).wait
 
@@ -385,6 +392,9 @@ class SocketTensorTransport:
     def abort(self) -> None:
         """Interrupt the runs here, and call all other ranks, connected or not, to do the same."""
         self._transport.interrupt()
+        self._tell_all_of_abort()
+
+    def _tell_all_of_abort(self) -> None:
         for peer, address in self._addresses.items():
             if peer != self._transport.rank:
                 threading.Thread(target=self._tell_of_abort, args=(address,), daemon=True).start()
@@ -453,7 +463,8 @@ def _all_addresses(store: Any, rank: int, n_ranks: int, address: Address) -> dic
     """Publish this rank's address in the store; return the addresses of all ranks."""
     store.set(f"meshmend-address-{rank}", f"{address[0]}:{address[1]}")
     result = {}
-    for peer in range(n_ranks):
-        host, _, port = store.get(f"meshmend-address-{peer}").decode().rpartition(":")
+    told = store.multi_get([f"meshmend-address-{peer}" for peer in range(n_ranks)])
+    for peer, each in enumerate(told):
+        host, _, port = bytes(each).decode().rpartition(":")
         result[peer] = (host, int(port))
     return result

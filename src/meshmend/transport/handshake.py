@@ -38,6 +38,7 @@ _HELLO: Final = struct.Struct(">10sIIII32s")
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _WELCOME: Final = b"\x01"
+_RESET: Final = struct.pack("ii", 1, 0)  # for SO_LINGER: `close` resets the connection
 
 SHORTEST_BYTES: Final = 16
 HOW_TO_MAKE: Final = 'make one with: python -c "import secrets; print(secrets.token_hex(32))"'
@@ -111,20 +112,10 @@ def dial(
 def _dial(
     address: tuple[str, int], secret: bytes, request: ConnectRequest, deadline: Deadline
 ) -> socket.socket:
-    where = f"{address[0]}:{address[1]}"
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     close_in_forks(connection)
     try:
-        connection.setblocking(False)
-        limit_unacknowledged(connection, deadline.link_timeout_s)
-        if _connect(connection, address) != 0:
-            deadline.for_connecting().wait(connection, select.POLLOUT)
-        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            raise PeerLostError(f"cannot connect to {where}: {os.strerror(code)}")
-        if connection.getsockname() == connection.getpeername():
-            # The kernel gave this end, on the same host, the very port that it calls. Until this
-            # connection is closed, nobody can listen there.
-            raise PeerLostError(f"cannot connect to {where}: nobody listens there")
+        _reach(connection, address, deadline)
         numbers = request.caller, request.wanted, request.epoch, request.generation
         hello = _HELLO.pack(_MAGIC, *numbers, os.urandom(_NONCE_BYTES))
         connection.sendall(hello)
@@ -147,6 +138,32 @@ def _dial(
         connection.close()
         raise
     return connection
+
+
+def check_listens(address: tuple[str, int], deadline: Deadline) -> None:
+    """Raise PeerLostError unless somebody listens at an address.
+
+    The connection is reset before it says anything, so that the kernel of the other end drops it
+    and its process sees nothing.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        _reach(connection, address, deadline)
+
+
+def _reach(connection: socket.socket, address: tuple[str, int], deadline: Deadline) -> None:
+    """Connect to an address where somebody listens."""
+    where = f"{address[0]}:{address[1]}"
+    connection.setblocking(False)
+    limit_unacknowledged(connection, deadline.link_timeout_s)
+    if _connect(connection, address) != 0:
+        deadline.for_connecting().wait(connection, select.POLLOUT)
+    if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise PeerLostError(f"cannot connect to {where}: {os.strerror(code)}")
+    if connection.getsockname() == connection.getpeername():
+        # The kernel gave this end, on the same host, the very port that it calls. Until this
+        # connection is closed, nobody can listen there.
+        raise PeerLostError(f"cannot connect to {where}: nobody listens there")
 
 
 class ListenerHandshake:

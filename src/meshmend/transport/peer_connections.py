@@ -6,17 +6,24 @@ which both ends name. So a late call of an earlier epoch is never used for the p
 A rank that was interrupted while it connected calls again in the same epoch. If the other end has
 already chosen the old connection for the caller's generation, it may have sent over that one, so
 the call is closed. Then each end finds out as soon as it needs the other.
+
+Nobody calls for a rank that died before it did. Where no coordinator tells of that, a rank that
+waits for a call looks now and then whether the caller still listens (`looks_for_callers`).
 """
 
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
+from typing import Final
 
 from meshmend.errors import HandshakeError, PeerLostError, StoppedError, TransportError
 from meshmend.transport.event_fd import is_set
-from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, dial
+from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, check_listens, dial
 from meshmend.transport.listener import Address, Listener, listening
+
+_LOOK_EVERY_S: Final = 1.0  # whether a rank that does not call is still there
 
 
 class PeerConnections:
@@ -31,12 +38,14 @@ class PeerConnections:
         bind: str,
         stop_fd: int,
         link_timeout_s: float = 0.0,
+        looks_for_callers: bool = False,
     ) -> None:
         self._rank = rank
         self._labels = labels
         self._secret = secret
         self._stop_fd = stop_fd
         self._link_timeout_s = link_timeout_s
+        self._looks_for_callers = looks_for_callers
         self._calls: dict[int, tuple[int, socket.socket]] = {}
         self._chosen_in: dict[int, int] = {}  # the last generation with a connection, by rank
         self._changed = threading.Condition()
@@ -62,10 +71,10 @@ class PeerConnections:
             HandshakeError: the secrets differ.
             StoppedError: `stop_fd` was set.
         """
-        if peer < self._rank:
-            return self._await_call(peer, deadline, epoch, generation)
-        request = ConnectRequest(self._rank, peer, epoch, generation)
         until = Deadline(deadline, self._stop_fd, self._link_timeout_s)
+        if peer < self._rank:
+            return self._await_call(peer, address, until, epoch, generation)
+        request = ConnectRequest(self._rank, peer, epoch, generation)
         try:
             return dial(address, self._secret, request, until)
         except TransportError as error:
@@ -100,17 +109,35 @@ class PeerConnections:
     def _me(self) -> str:
         return self._labels[self._rank]
 
-    def _await_call(self, peer: int, deadline: float, epoch: int, generation: int) -> socket.socket:
+    def _await_call(
+        self, peer: int, address: Address, until: Deadline, epoch: int, generation: int
+    ) -> socket.socket:
         """Wait for the call of a lower rank, and return its connection."""
+        who, every_s = self._labels[peer], _LOOK_EVERY_S if self._looks_for_callers else inf
+        while True:
+            look_at = min(until.at, time.monotonic() + every_s)
+            if (call := self._call_of(peer, look_at, epoch, generation)) is not None:
+                return call
+            if time.monotonic() >= until.at:
+                raise PeerLostError(f"{who} did not connect to {self._me} in time", peer)
+            try:
+                check_listens(address, until)
+            except PeerLostError as error:
+                raise PeerLostError(
+                    f"{who} did not connect to {self._me}, and is gone: {error}", peer
+                ) from None
+
+    def _call_of(
+        self, peer: int, deadline: float, epoch: int, generation: int
+    ) -> socket.socket | None:
+        """Wait for the call of a lower rank; return its connection, or None if it does not come."""
         with self._changed:
             self._chosen_in.pop(peer, None)
             while not self._has_called(peer, epoch):
                 if is_set(self._stop_fd):
                     raise StoppedError(f"{self._me} was told to stop waiting for a connection")
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise PeerLostError(
-                        f"{self._labels[peer]} did not connect to {self._me} in time", peer
-                    )
+                    return None
             self._chosen_in[peer] = generation
             return self._calls.pop(peer)[1]
 

@@ -99,6 +99,7 @@ class SocketTransport:
             bind=bind,
             stop_fd=self._stop_fd,
             link_timeout_s=link_timeout_s,
+            looks_for_callers=reports_failures,
         )
         self.address: Address = self._peer_connections.address
         bind_combine()
