@@ -919,7 +919,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         options=(),
         reads=(
             *("mesh", "hosts", "sums", "timing", "job.name", "job.run_dir", "job.ready_dir"),
-            *("job.check_every_step", "job.check_shares", "job.on_wrong_result"),
+            *("job.check_every_step", "job.check_shares", "job.on_wrong_result", "job.shares"),
         ),
     ),
 }

@@ -215,3 +215,33 @@ def test_a_job_with_a_slow_chip_trains_as_with_equal_shares_through_a_loss_and_a
     assert (audit["faults"], audit["split"], audit["hashed"]) == ([], [], 34)
     if framework == "torch":  # JAX's weights of the last layer are of float32 here
         assert losses(result) == pytest.approx(losses(equal), abs=1e-9)
+
+
+@pytest.mark.slow
+def test_shares_by_speed_are_checked_as_others_are_and_a_resumed_job_begins_with_them(
+    tmp_path: Path,
+) -> None:
+    options = {"mesh": "1x3", "shares": "speed", "sample_s": 0.003, "check_shares": 4}
+    folder = tmp_path / "first"
+
+    first = elastic(folder, **options, steps=16, save_every=16, inject=["throttle 0,1 from 0"])
+    resumed = {"steps": 24, "resume": str(folder / "checkpoints")}
+    again = elastic(tmp_path / "again", **options, **resumed)
+
+    assert first["finished"], first["why"]
+    assert again["finished"], again["why"]
+    assert [event["chip"] for event in of_kind(first, "chip-slow")][:1] == [[0, 1]]
+    assert of_kind(first, "turned away") == of_kind(again, "turned away") == []
+    (file,) = (tmp_path / "again" / "ledger").glob("0-1.*")
+    start, stop = first_share(file)
+    assert stop - start <= 10  # of 48, where an equal share has 16
+    for audit, n_steps in ((first["audit"], 16), (again["audit"], 8)):
+        assert (audit["used"], audit["lost"], audit["repeated"]) == (n_steps * 48, 0, 0)
+        assert (audit["faults"], audit["split"]) == ([], [])
+
+
+def first_share(ledger: Path) -> tuple[int, int]:
+    """Return the first share that a worker has tried."""
+    lines = (line.split() for line in ledger.read_text().splitlines())
+    _, _, _, start, stop, *_ = next(words for words in lines if words[0] == "try")
+    return int(start), int(stop)
