@@ -28,6 +28,7 @@ from meshmend.topology.deadlock import check_deadlock_free
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from meshmend.trees.rooted_trees import rooted_packing
 from meshmend.trees.tree_packing import tree_packing
 from strategies import connected_meshes
 
@@ -48,10 +49,12 @@ def ratio(mesh: Mesh, payload_bytes: float) -> float:
 def test_it_is_right_and_free_of_deadlock_on_any_connected_mesh(
     mesh: Mesh, n_trees: int, collective: Collective
 ) -> None:
-    packing = tree_packing(mesh, n_trees=n_trees)
-    build = tree_schedule if collective is Collective.ALLREDUCE else owner_tree_schedule
+    if collective is Collective.ALLREDUCE:
+        schedule = tree_schedule(tree_packing(mesh, n_trees=n_trees), collective)
+    else:
+        packing = rooted_packing(mesh, chunks_each=n_trees, both_ways=True)
+        schedule = owner_tree_schedule(packing, collective)
 
-    schedule = build(packing, collective)
     placement = placed(mesh, schedule)
 
     assert schedule.collective is collective

@@ -11,14 +11,16 @@ from meshmend.planning.comparison import compared
 from meshmend.planning.proof import prove
 from meshmend.schedule.table import Collective
 from meshmend.schedule.trees import owner_trees
+from meshmend.simulator.packing_number import packing_number
 from meshmend.topology.fabric import fabric
-from meshmend.topology.graph import largest_part
+from meshmend.topology.graph import distances_from_any, largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.trees.rooted_trees import owner_order, rooted_chunks_each, rooted_packing
 from strategies import connected_meshes
 
 HALVES = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+OWNED = (*HALVES, Collective.SHARDED_UPDATE)
 REFERENCE = fabric("reference")
 
 
@@ -37,9 +39,11 @@ def most_behind_a_link(mesh: Mesh) -> float:
 
 
 @settings(max_examples=60, deadline=None)
-@given(connected_meshes(min_side=2), st.integers(1, 3))
-def test_trees_span_the_mesh_from_their_owners_over_links(mesh: Mesh, chunks_each: int) -> None:
-    packing = rooted_packing(mesh, chunks_each=chunks_each)
+@given(connected_meshes(min_side=2), st.integers(1, 3), st.booleans())
+def test_trees_span_the_mesh_from_their_owners_over_links(
+    mesh: Mesh, chunks_each: int, both_ways: bool
+) -> None:
+    packing = rooted_packing(mesh, chunks_each=chunks_each, both_ways=both_ways)
 
     assert np.array_equal(packing.roots, owner_order(mesh.n_live, chunks_each))
     assert np.bincount(packing.roots).tolist() == [chunks_each] * mesh.n_live
@@ -57,18 +61,46 @@ def test_no_channel_carries_more_than_the_sparsest_cut_needs(
     whole = Mesh(shape, tuple(data.draw(st.booleans()) for _ in shape))
     failed = data.draw(st.sampled_from(["", *(",".join(map(str, chip)) for chip in whole.live)]))
     mesh = largest_part(whole.without(failed)) if failed else whole
-    chunks_each = rooted_chunks_each(mesh)
+    chunks_each = rooted_chunks_each(mesh, both_ways=False)
 
-    load = rooted_packing(mesh, chunks_each=chunks_each).most_trees_up
+    load = rooted_packing(mesh, chunks_each=chunks_each, both_ways=False).most_trees_up
 
     least = chunks_each * most_behind_a_link(mesh)
     assert least <= load + 1e-9
     assert load <= np.ceil(least - 1e-9)
 
 
+@settings(max_examples=40, deadline=None)
+@given(connected_meshes(min_side=2), st.integers(0, 4))
+def test_no_way_both_ways_is_longer_than_the_shortest_and_the_slack(mesh: Mesh, slack: int) -> None:
+    packing = rooted_packing(mesh, chunks_each=1, both_ways=True, slack=slack)
+
+    for owner, hops in zip(packing.roots, packing.hops, strict=True):
+        assert np.all(hops <= distances_from_any(mesh, np.array([owner])) + slack)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "most"),
+    [
+        (parse_mesh("8x8"), 1.03),
+        (parse_mesh("12x9", fail=["0,3", "3,2", "5,4", "8,2"]), 1.05),
+        (parse_mesh("13x12", wrap="all", fail=["3x4@3,6"]), 1.02),
+        (parse_mesh("16x16", fail=["4x2@6,6"]), 1.03),
+    ],
+    ids=str,
+)
+def test_links_carry_little_more_both_ways_than_the_packing_number_asks(
+    mesh: Mesh, most: float
+) -> None:
+    """A balanced packing is as even, but hung from an owner its trees are deeper."""
+    packing = rooted_packing(mesh, chunks_each=1, both_ways=True)
+
+    assert packing.max_load * packing_number(mesh).upper <= most
+
+
 @settings(max_examples=30, deadline=None)
-@given(connected_meshes(), st.sampled_from(HALVES))
-def test_halves_over_them_are_right(mesh: Mesh, collective: Collective) -> None:
+@given(connected_meshes(), st.sampled_from(OWNED))
+def test_collectives_over_them_are_right(mesh: Mesh, collective: Collective) -> None:
     prove(mesh, owner_trees(mesh, collective))
 
 
@@ -90,5 +122,24 @@ def test_halves_are_near_the_limit_around_holes(
     mesh = parse_mesh(shape, fail=fail.split())
 
     result = compared(mesh, REFERENCE, payload_bytes, ["trees"], collective=collective)
+
+    assert result.ratio(result.prices[0]) <= most
+
+
+@pytest.mark.parametrize(
+    ("shape", "fail", "payload_bytes", "most"),
+    [
+        ("4x4", "1,1", 3.3e7, 1.12),
+        ("7x9", "2,3 5,6 6,0", 3.3e7, 1.18),
+        ("12x9", "0,3 3,2 5,4 8,2", 3.3e7, 1.21),
+        ("4x4", "1,1", 2.5e6, 1.45),
+    ],
+)
+def test_a_sharded_update_is_near_the_limit_around_holes(
+    shape: str, fail: str, payload_bytes: float, most: float
+) -> None:
+    mesh, update = parse_mesh(shape, fail=fail.split()), Collective.SHARDED_UPDATE
+
+    result = compared(mesh, REFERENCE, payload_bytes, ["trees"], collective=update)
 
     assert result.ratio(result.prices[0]) <= most

@@ -170,7 +170,7 @@ def chosen_schedule(mesh: Mesh, choice: Choice, collective: Collective) -> Sched
     packing = choice.packing or trees_of(mesh, choice.shape).packing
     if collective is Collective.ALLREDUCE:
         return Trees(mesh, choice.shape, packing).schedule
-    return owner_tree_schedule(packing, collective, chunks_each=choice.shape.chunks_each)
+    return owner_tree_schedule(packing, collective)
 
 
 def payload_class_bytes(payload_bytes: float) -> float:

@@ -6,7 +6,7 @@ formula are simulated; a large table is simulated only where its whole simulatio
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -15,27 +15,31 @@ from meshmend.errors import UnsupportedError
 from meshmend.planning.packed_trees import Pipelined, TreeShape, trees_of
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import owner_tree_counts, owner_tree_schedule
+from meshmend.schedule.trees import owner_tree_schedule
 from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.rings import hamiltonian_ring
-from meshmend.trees.rooted_trees import rooted_chunks_each
+from meshmend.trees.rooted_trees import SLACK_HOPS, chunk_counts
 from meshmend.trees.tree_packing import TreePacking
 
 # Messages that a search simulates before it answers. 32x32 with a hole at 100 MB has six million:
 # there the formula's pipeline is taken as it is.
 _MAX_MESSAGES: Final = 3_000_000
-_FEW_CHIPS: Final = 128  # up to here two numbers of trees are tried
+# In a sharded update longer ways load the links more evenly: the formula says what pays. Trees of
+# more chips than this take a second to make.
+_FEW_CHIPS: Final = 256
+_SLACKS: Final = (0, 2, 4, 8, 16)
 # Links are busy for longer than the longest chain alone would need, so more slices pay than a chain
 # of 2 diameters suggests. Found by trying.
 _CHAINS_FOR_SLICES: Final = 1.5
 # A row waits for the time of this many hops for each hop that it is nearer to its end. From 1.25 to
-# 1.75 differ by 0.5 % in long pipelines. In a half of a short payload the farthest goes first.
-_USUAL_DELAY_HOPS_PER_HOP: Final = 1.25
-_OTHER_DELAYS_HOPS_PER_HOP: Final = (1.5, 2.0, 4.0, 1000.0)
-_SLICE_FACTORS: Final = (1.35, 0.74)
+# 2.5 differ by 1 % in long pipelines. In a half the farthest goes first.
+_USUAL_DELAY_HOPS_PER_HOP: Final = 1.5
+_OTHER_DELAYS_HOPS_PER_HOP: Final = (1.25, 2.0, 4.0)
+_FARTHEST_FIRST_HOPS_PER_HOP: Final = 1000.0
+_SLICE_FACTORS: Final = (0.7, 0.5, 0.25, 1.35)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +53,7 @@ class OwnerTrees(Pipelined):
     @cached_property
     def schedule(self) -> Schedule:
         """The collective over the trees."""
-        return owner_tree_schedule(
-            self.packing, self.collective, chunks_each=self.shape.chunks_each
-        )
+        return owner_tree_schedule(self.packing, self.collective)
 
     @property
     def n_rows(self) -> int:
@@ -77,7 +79,7 @@ class OwnerFormula:
     """
 
     n_chunks: int
-    n_hops: int
+    n_hops: float
     chunks_on_a_link: float
     fabric: Fabric
     payload_bytes: float
@@ -144,22 +146,43 @@ def best_owner_trees(
     Large tables are not simulated: their time is that of the formula.
     """
     progress("trees: packing")
-    found = [owner_trees_of(mesh, shape, collective) for shape in _shapes(mesh, collective)]
+    trees = _likely_fastest(mesh, fabric, payload_bytes, collective, slices)
     progress("trees: simulating")
-    tried = [_fastest_pipeline(trees, fabric, payload_bytes, slices) for trees in found]
-    return min(tried, key=lambda each: each.time_s)
+    return _fastest_pipeline(trees, fabric, payload_bytes, slices)
 
 
-def _shapes(mesh: Mesh, collective: Collective) -> list[TreeShape]:
-    """Return the shapes worth trying, the most promising first.
+def _likely_fastest(
+    mesh: Mesh, fabric: Fabric, payload_bytes: float, collective: Collective, slices: int | None
+) -> OwnerTrees:
+    """Return the trees that are fastest by the formula: first how long ways are, then how many."""
 
-    In a half each direction of a link counts for itself, so the trees are made for their owners.
-    """
-    if collective in _HALVES:
-        each = rooted_chunks_each(mesh)
-        return [TreeShape(each * mesh.n_live, chunks_each=each, rooted=True)]
-    counts = owner_tree_counts(mesh)[: 2 if mesh.n_live <= _FEW_CHIPS else 1]
-    return [TreeShape(n_trees, chunks_each=chunks_each) for n_trees, chunks_each in counts]
+    def likely_s(trees: OwnerTrees) -> float:
+        formula = owner_formula(trees, fabric, payload_bytes)
+        return formula.time_s(slices or formula.best_slices())
+
+    *fewer, most = chunk_counts(mesh.n_live)
+    slacks = _SLACKS if collective not in _HALVES and mesh.n_live <= _FEW_CHIPS else (SLACK_HOPS,)
+    best = min(
+        (
+            owner_trees_of(mesh, _shape(mesh, collective, most, slack), collective)
+            for slack in slacks
+        ),
+        key=likely_s,
+    )
+    slack = best.shape.depth_slack
+    others = (
+        owner_trees_of(mesh, _shape(mesh, collective, each, slack), collective) for each in fewer
+    )
+    return min([best, *others], key=likely_s)
+
+
+def _shape(
+    mesh: Mesh, collective: Collective, chunks_each: int = 1, slack: int | None = SLACK_HOPS
+) -> TreeShape:
+    """Return the shape of rooted trees. In a half each direction of a link counts for itself."""
+    both_ways = collective not in _HALVES
+    n_trees = chunks_each * mesh.n_live
+    return TreeShape(n_trees, slack, chunks_each=chunks_each, rooted=True, both_ways=both_ways)
 
 
 def is_ring_faster(
@@ -172,45 +195,47 @@ def is_ring_faster(
         return False
     n, hop_s = mesh.n_live, fabric.hop_latency_s + fabric.message_overhead_s
     ring_s = (n - 1) * (hop_s + payload_bytes / (2 * n * fabric.link_bandwidth_bytes_per_s))
-    trees = owner_trees_of(mesh, _shapes(mesh, collective)[0], collective)
+    trees = owner_trees_of(mesh, _shape(mesh, collective), collective)
     formula = owner_formula(trees, fabric, payload_bytes)
     return ring_s <= formula.time_s(formula.best_slices())
 
 
 def owner_formula(trees: OwnerTrees, fabric: Fabric, payload_bytes: float) -> OwnerFormula:
     """Return the formula for these trees."""
-    diameter, is_half = mesh_figures(trees.mesh).diameter, trees.collective in _HALVES
-    packing, rooted = trees.packing, trees.shape.rooted
-    load: float = packing.most_trees_up if rooted else packing.max_load * trees.n_chunks
+    packing, is_half = trees.packing, trees.collective in _HALVES
+    load: float = packing.most_trees_up if is_half else packing.max_load * trees.n_chunks
     if trees.mesh.has_slow:
-        load = packing.slowest_load(trees.mesh, up_alone=rooted) * trees.n_chunks
-    return OwnerFormula(
-        trees.n_chunks,
-        diameter if is_half else 2 * diameter,
-        load,
-        fabric,
-        payload_bytes,
-    )
+        load = packing.slowest_load(trees.mesh, up_alone=is_half) * trees.n_chunks
+    depth = float(packing.depths.mean())
+    n_hops = mesh_figures(trees.mesh).diameter if is_half else 2 * depth
+    return OwnerFormula(trees.n_chunks, n_hops, load, fabric, payload_bytes)
 
 
 def _fastest_pipeline(
     trees: OwnerTrees, fabric: Fabric, payload_bytes: float, slices: int | None
 ) -> FastestOwnerTrees:
     formula = owner_formula(trees, fabric, payload_bytes)
-    usual = _USUAL_DELAY_HOPS_PER_HOP
-    pipeline = formula.pipeline(slices or formula.best_slices(), usual)
+    is_half = trees.collective in _HALVES
+    usual = _FARTHEST_FIRST_HOPS_PER_HOP if is_half else _USUAL_DELAY_HOPS_PER_HOP
+    first = slices or formula.best_slices()
+    pipeline = formula.pipeline(first, usual)
     left = _MAX_MESSAGES - trees.n_rows * pipeline.slices
     if left < 0:
         return FastestOwnerTrees(trees, pipeline, formula.time_s(pipeline.slices), None)
     best = trees.simulated(fabric, payload_bytes, pipeline)
-    factors = _SLICE_FACTORS if slices is None else ()
-    changes = [(factor, usual) for factor in factors]
-    for factor, delay in (*changes, *((1.0, delay) for delay in _OTHER_DELAYS_HOPS_PER_HOP)):
-        first = formula.best_slices() if delay == usual else pipeline.slices
-        other = formula.pipeline(round(factor * first), delay)
+    tried = {pipeline}
+
+    def others() -> Iterator[Pipeline]:
+        for factor in _SLICE_FACTORS if slices is None else ():
+            yield formula.pipeline(round(factor * first), usual)
+        for delay in _OTHER_DELAYS_HOPS_PER_HOP:
+            yield formula.pipeline(pipeline.slices, delay)
+
+    for other in others():
         left -= trees.n_rows * other.slices
-        if left < 0 or other == pipeline:
+        if left < 0 or other in tried:
             continue
+        tried.add(other)
         result = trees.simulated(fabric, payload_bytes, other)
         if result.time_s < best.time_s:
             best, pipeline = result, other

@@ -23,7 +23,7 @@ from meshmend.simulator.rules import Progress, Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.rooted_trees import rooted_packing
+from meshmend.trees.rooted_trees import SLACK_HOPS, rooted_packing
 from meshmend.trees.straight_trees import GAP
 from meshmend.trees.tree_counts import pace
 from meshmend.trees.tree_packing import (
@@ -84,13 +84,14 @@ class TreeKind(Enum):
 class TreeShape:
     """The parameters of a packing: with the mesh they give the same trees again.
 
-    `depth_slack` is how many hops deeper than the radius the trees may be; with None they are as
-    deep as even loads need. With a `window` there are as many
-    channel-disjoint trees as possible instead. All slices then pass a channel within the time of
-    `window` hops. With a `gap` the leaves of the trees fill the gaps of the channels. With a seed
-    in `straight` the branches are straight lines. Trees that hang from owners carry `chunks_each`
-    chunks of each rank. `rooted` trees are made for their owners, one for each chunk. With `equal`
-    they are made as if all links were equally fast.
+    `depth_slack` is how many hops deeper than the radius the trees may be, or how many hops longer
+    than the shortest a way of `rooted` trees; with None they are as deep as even loads need. With a
+    `window` there are as many channel-disjoint trees as possible instead. All slices then pass a
+    channel within the time of `window` hops. With a `gap` the leaves of the trees fill the gaps of
+    the channels. With a seed in `straight` the branches are straight lines. Trees that hang from
+    owners carry `chunks_each` chunks of each rank. `rooted` trees are made for their owners, one
+    for each chunk, for one way or `both_ways`. With `equal` they are made as if all links were
+    equally fast.
     """
 
     n_trees: int
@@ -100,6 +101,7 @@ class TreeShape:
     gap: float | None = None
     straight: int | None = None
     rooted: bool = False
+    both_ways: bool = False
     equal: bool = False
 
     @property
@@ -164,7 +166,12 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     packing = None
     seen = with_equal_links(mesh) if shape.equal else mesh
     if shape.rooted:
-        packing = rooted_packing(seen, chunks_each=shape.chunks_each)
+        packing = rooted_packing(
+            seen,
+            chunks_each=shape.chunks_each,
+            both_ways=shape.both_ways,
+            slack=SLACK_HOPS if shape.depth_slack is None else shape.depth_slack,
+        )
     if shape.window is not None:
         packing = disjoint_packing(seen, window=shape.window)
     if shape.gap is not None and shape.depth_slack is not None:

@@ -14,11 +14,10 @@ Messages on a line follow one another one hop apart. Where a message takes longe
 would queue. So every second chip first hands its sum to its neighbour, and they are two hops apart.
 Works on every connected mesh, around any holes.
 
-**Owner trees** are for collectives in which each rank owns an equal part. A tree has no direction:
-its links carry the same load whichever rank it hangs from. So each rank's chunk is summed up one of
-the trees of a packing with that rank as its root, and comes down the same tree. Between up and down
-the owner may update the chunk, at nearly the price of an allreduce. Chunks are numbered in the
-order in which they go: neighbours in that order use different trees, and their owners are scattered
+**Owner trees** are for collectives in which each rank owns an equal part. Each rank's chunk is
+summed up a tree of its own with that rank as its root (`trees/rooted_trees.py`), and comes down the
+same tree. Between up and down the owner may update the chunk, at nearly the price of an allreduce.
+Chunks are numbered in the order in which they go: owners of neighbours in that order are scattered
 over the mesh, so that at any time all links are about equally busy. Rows are in the order in which
 links should serve them, for executors that know nothing of delays.
 
@@ -42,7 +41,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.kernels import kernel
 from meshmend.schedule.ring_builders import NamedRows, halves
 from meshmend.schedule.table import (
     COPY,
@@ -60,7 +58,7 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.axis_trees import axis_tree_packing, straight_to
 from meshmend.trees.colour_trees import ColourTrees
-from meshmend.trees.rooted_trees import owner_order, rooted_chunks_each, rooted_packing
+from meshmend.trees.rooted_trees import rooted_chunks_each, rooted_packing
 from meshmend.trees.tree_counts import MOST_TREES, least_load, tree_counts
 from meshmend.trees.tree_packing import TreePacking, tree_packing
 from meshmend.trees.two_root_trees import Carry, Ranks, TwoRootTrees, two_root_trees
@@ -75,11 +73,6 @@ _WORTH_FEWER_TREES = 1.02
 _CHUNKS_PER_HOP: Final = 4.5
 _CHUNKS_PER_HOP_OF_A_HALF: Final = 1000.0
 _HALVES: Final = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
-# On few ranks one chunk each is too coarse to load the links evenly: 12 chunks of 12 ranks on 16
-# links load some link with 9, where 8.25 would do. A chunk more must pay by half a percent.
-_MOST_CHUNKS: Final = 128
-_MOST_CHUNKS_EACH: Final = 4
-_WORTH_A_CHUNK: Final = 1.005
 
 _PHASES: Final = {
     Collective.ALLREDUCE: "reduce up, broadcast down",
@@ -167,55 +160,20 @@ def express(mesh: Mesh, collective: Collective) -> Schedule:
 
 
 def owner_trees(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the schedule over the packing that loads the links of a mesh most evenly.
-
-    In a half each direction of a link counts for itself, so the trees are made for their owners.
-    """
-    if collective in _HALVES:
-        chunks_each = rooted_chunks_each(mesh)
-        packing = rooted_packing(mesh, chunks_each=chunks_each)
-        return owner_tree_schedule(packing, collective, chunks_each=chunks_each)
-    n_trees, chunks_each = owner_tree_counts(mesh)[0]
-    packing = tree_packing(mesh, n_trees=n_trees)
-    return owner_tree_schedule(packing, collective, chunks_each=chunks_each)
+    """Return the schedule over trees that are made for their owners and load links evenly."""
+    both_ways = collective not in _HALVES
+    chunks_each = rooted_chunks_each(mesh, both_ways=both_ways)
+    packing = rooted_packing(mesh, chunks_each=chunks_each, both_ways=both_ways)
+    return owner_tree_schedule(packing, collective)
 
 
-def owner_tree_counts(mesh: Mesh) -> list[tuple[int, int]]:
-    """Return the numbers of trees, and of chunks of each rank, that are worth trying.
+def owner_tree_schedule(packing: TreePacking, collective: Collective) -> Schedule:
+    """Return the schedule in which each rank owns an equal part, over a tree for each chunk.
 
-    Those with the least load are first. A link that carries c trees carries the chunks that go
-    along them. Where the chunks cannot be dealt out evenly, some trees have one more.
-    """
-    figures, n_ranks = mesh_figures(mesh), mesh.n_live
-
-    def cost(count: tuple[int, int]) -> tuple[float, int, int]:
-        n_trees, chunks_each = count
-        n_chunks, on_a_link = chunks_each * n_ranks, least_load(figures, n_trees)
-        load = on_a_link * (n_chunks // n_trees) + min(on_a_link, n_chunks % n_trees)
-        return load / n_chunks * _WORTH_A_CHUNK**chunks_each, chunks_each, n_trees
-
-    most_each = max(1, min(_MOST_CHUNKS_EACH, _MOST_CHUNKS // n_ranks))
-    counts = [
-        (n_trees, chunks_each)
-        for chunks_each in range(1, most_each + 1)
-        for n_trees in range(1, min(chunks_each * n_ranks, MOST_TREES) + 1)
-    ]
-    return sorted(counts, key=cost)
-
-
-def owner_tree_schedule(
-    packing: TreePacking, collective: Collective, *, chunks_each: int = 1
-) -> Schedule:
-    """Return the schedule in which each rank owns an equal part, over the trees of a packing.
-
-    A rank owns `chunks_each` chunks. Each tree serves as many chunks as any other, or one more.
     Weights of the trees count for nothing.
     """
-    n_trees, n_ranks = packing.parents.shape
-    n_chunks, owners = chunks_each * n_ranks, owner_order(n_ranks, chunks_each)
-    parents = _hung_from(packing.parents, owners, np.arange(n_chunks) % n_trees)
-    hung = TreePacking(owners, parents, np.full(n_chunks, 1 / n_chunks))
-    src, dst, chunk, remaining, n_up = _owner_rows(hung, collective)
+    owners, n_chunks, n_ranks = packing.roots, packing.n_trees, packing.n_ranks
+    src, dst, chunk, remaining, n_up = _owner_rows(packing, collective)
     op = np.where(np.arange(len(src)) < n_up, REDUCE, COPY).astype(np.uint8)
     chunks_per_hop = _CHUNKS_PER_HOP_OF_A_HALF if collective in _HALVES else _CHUNKS_PER_HOP
     order = np.argsort(chunk - chunks_per_hop * remaining, kind="stable")
@@ -237,19 +195,19 @@ def owner_tree_schedule(
 
 
 def _owner_rows(
-    hung: TreePacking, collective: Collective
+    trees: TreePacking, collective: Collective
 ) -> tuple[_Ranks, _Ranks, _Ranks, _Ranks, int]:
     """Return source, destination, chunk and chain of hops of each row, and how many rows go up.
 
     The chain of a row up leads to the root and, unless it is a reduce-scatter, down to the deepest
     rank.
     """
-    chunk, child = np.nonzero(hung.parents >= 0)
-    parent = hung.parents[chunk, child]
-    up = hung.hops[chunk, child]
+    chunk, child = np.nonzero(trees.parents >= 0)
+    parent = trees.parents[chunk, child]
+    up = trees.hops[chunk, child]
     if collective is not Collective.REDUCE_SCATTER:
-        up = up + hung.depths[chunk]
-    down = hung.heights[chunk, child] + 1
+        up = up + trees.depths[chunk]
+    down = trees.heights[chunk, child] + 1
     if collective is Collective.REDUCE_SCATTER:
         return child, parent, chunk, up, len(chunk)
     if collective is Collective.ALL_GATHER:
@@ -261,23 +219,6 @@ def _owner_rows(
         np.concatenate([up, down]),
         len(chunk),
     )
-
-
-@kernel
-def _hung_from(parents, owners, tree_of_chunk):  # type: ignore[no-untyped-def]
-    """Return for each chunk its tree with the chunk's owner as the root."""
-    n_ranks = parents.shape[1]
-    result = np.empty((len(owners), n_ranks), dtype=np.int32)
-    for chunk in range(len(owners)):
-        tree = tree_of_chunk[chunk]
-        result[chunk] = parents[tree]
-        # Reverse the path from the new root to the old one.
-        before, here = -1, owners[chunk]
-        while here >= 0:
-            after = parents[tree, here]
-            result[chunk, here] = before
-            before, here = here, after
-    return result
 
 
 def two_roots(mesh: Mesh, collective: Collective) -> Schedule:

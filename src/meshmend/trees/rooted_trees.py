@@ -1,4 +1,4 @@
-"""A tree from every owner, for the halves of an allreduce: no channel carries more than it must.
+"""A tree from every owner, for collectives whose ranks own chunks: no channel carries too much.
 
 In an all-gather every rank receives each chunk once, so what comes in over the links of a rank is
 given; only how it is divided between them is not. The busiest channels are those of the rank with
@@ -7,8 +7,11 @@ and then ranks change their parents until no channel carries more than its part 
 one so much less. Other ranks have more links than they need, which is why this soon succeeds. A
 reduce-scatter is the same backwards.
 
-A **balanced packing** (`tree_balanced`) divides the load of both directions together, which an
-allreduce needs: around holes it loads one direction by up to half more.
+In a sharded update chunks go up their trees and down again, so each direction of a link carries
+what both directions of its trees are: there ranks change their parents until no *link* does.
+
+A **balanced packing** (`tree_balanced`) divides the load of both directions together too. Around
+holes it loads one direction by up to half more, and hung from an owner its trees are deeper.
 """
 
 import math
@@ -21,22 +24,24 @@ from meshmend.kernels import kernel
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.tree_counts import least_load
 from meshmend.trees.tree_forest import link_goals, random_below, random_state
 from meshmend.trees.tree_packing import TreePacking
 
 Ranks = NDArray[np.int32]
 
 _SCATTERED: Final = 0  # the seed of the order of owners
-# On few ranks one chunk each is too coarse to divide: 13 chunks for two links make 7 and 6. A chunk
-# more must pay by half a percent.
-_MOST_CHUNKS: Final = 128
+# On few ranks one chunk each is too coarse to divide: 13 chunks for two links make 7 and 6. Some
+# link often carries one more than it must. A chunk more must pay by half a percent.
+_MOST_CHUNKS: Final = 256
 _MOST_CHUNKS_EACH: Final = 4
 _WORTH_A_CHUNK: Final = 1.005
-_SLACK_HOPS: Final = 2  # that a way may have more than the shortest
+SLACK_HOPS: Final = 2  # that a way may usually have more than the shortest
 _MOVES_PER_RANK_AND_TREE: Final = 12
 _LEAST_MOVES: Final = 200_000  # of small meshes, which have less room to move: 10 ms
+_MOST_MOVES: Final = 1_000_000  # 0.2 s on 32x32; with twelve times as many loads fall by 1 %
 _MORE: Final = 1.03  # of the load, if the search for a smaller one fails
-_MOST_GOALS: Final = 8
+_MOST_GOALS: Final = 6
 
 
 def owner_order(n_ranks: int, chunks_each: int) -> Ranks:
@@ -46,17 +51,25 @@ def owner_order(n_ranks: int, chunks_each: int) -> Ranks:
     return owners.astype(np.int32)
 
 
-def rooted_chunks_each(mesh: Mesh) -> int:
+def chunk_counts(n_ranks: int) -> range:
+    """Return how many chunks each rank may own."""
+    return range(1, max(1, min(_MOST_CHUNKS_EACH, _MOST_CHUNKS // n_ranks)) + 1)
+
+
+def rooted_chunks_each(mesh: Mesh, *, both_ways: bool) -> int:
     """Return how many chunks each rank should own, so that links can be loaded alike."""
 
     def cost(each: int) -> float:
-        return _least_goal(mesh, each) / each * _WORTH_A_CHUNK**each
+        most_on_a_link = _least_goal(mesh, each, both_ways=both_ways) + 1
+        return most_on_a_link / each * _WORTH_A_CHUNK**each
 
-    return min(range(1, max(1, min(_MOST_CHUNKS_EACH, _MOST_CHUNKS // mesh.n_live)) + 1), key=cost)
+    return min(chunk_counts(mesh.n_live), key=cost)
 
 
-def _least_goal(mesh: Mesh, chunks_each: int) -> int:
+def _least_goal(mesh: Mesh, chunks_each: int, *, both_ways: bool) -> int:
     """Return how many chunks a channel of full speed must carry, wherever the trees go."""
+    if both_ways:
+        return least_load(mesh_figures(mesh), chunks_each * mesh.n_live)
     n_others = chunks_each * (mesh.n_live - 1)
     goal = -(-n_others // max(1, mesh_figures(mesh).min_degree))
     is_live = mesh.neighbor_ranks >= 0
@@ -72,79 +85,97 @@ def _goals(mesh: Mesh, goal: int) -> NDArray[np.int32]:
     return link_goals(mesh.port_speeds, goal)
 
 
-def rooted_packing(mesh: Mesh, *, chunks_each: int) -> TreePacking:
+def rooted_packing(
+    mesh: Mesh, *, chunks_each: int, both_ways: bool, slack: int = SLACK_HOPS
+) -> TreePacking:
     """Return a tree for each chunk from its owner, with as little as can be on any channel.
 
-    Deterministic. Time grows with chunks x ranks.
+    With `both_ways` it is as little as can be on any link, up and down together, as far as ways
+    `slack` hops longer than the shortest allow. Deterministic. Time grows with chunks x ranks.
     """
     owners = owner_order(mesh.n_live, chunks_each)
-    goal = _least_goal(mesh, chunks_each)
+    goal = _least_goal(mesh, chunks_each, both_ways=both_ways)
     parents = np.full((len(owners), mesh.n_live), -1, dtype=np.int32)
-    n_moves = max(_LEAST_MOVES, _MOVES_PER_RANK_AND_TREE * parents.size)
+    n_moves = min(_MOST_MOVES, max(_LEAST_MOVES, _MOVES_PER_RANK_AND_TREE * parents.size))
     random = random_state(0)
+    counters = _counters(mesh.neighbor_ranks, both_ways=both_ways)
     slowness = np.rint(256 / mesh.port_speeds).astype(np.int64)
-    ports, loads, hops = _grown(mesh.neighbor_ranks, slowness, owners, random)
-    # Where short ways do not suffice, as in a corridor beside a hole, they may be as long as those
-    # to the farthest rank, then longer.
+    ports, loads, hops = _grown(mesh.neighbor_ranks, counters, slowness, owners, random)
+    # Where short ways do not suffice in a half, as in a corridor beside a hole, they may be as long
+    # as those to the farthest rank, then longer.
     farthest = int(hops.max(initial=0))
-    longest = (0, farthest, 2 * farthest)
-    for attempt in range(_MOST_GOALS):
-        search = (_goals(mesh, goal), longest[min(attempt, 2)], n_moves, random)
-        if not _evened(mesh.neighbor_ranks, owners, ports, loads, hops, *search):
-            break
-        if attempt >= 2:
+    ways = hops.copy()
+    longer = () if both_ways else (farthest, *_MOST_GOALS * (2 * farthest,))
+    for attempt, longest in enumerate((0, *longer)):
+        if attempt > 2:
             goal = max(goal + 1, round(_MORE * goal))
+        limits = (_goals(mesh, goal).ravel(), hops, longest, slack)
+        if not _evened(mesh.neighbor_ranks, counters, ports, loads, ways, *limits, n_moves, random):
+            break
     chunk, rank = np.nonzero(ports >= 0)
     parents[chunk, rank] = mesh.neighbor_ranks[rank, ports[chunk, rank]]
     return TreePacking(owners, parents, np.full(len(owners), 1 / len(owners)))
 
 
+def _counters(neighbors: Ranks, *, both_ways: bool) -> Ranks:
+    """Return where the load behind each port is counted; with `both_ways` both ends count alike."""
+    n_ranks, n_ports = neighbors.shape
+    own = np.arange(n_ranks * n_ports, dtype=np.int32).reshape(n_ranks, n_ports)
+    if not both_ways:
+        return own
+    opposite = np.arange(n_ports, dtype=np.int32) ^ 1
+    beside: Ranks = np.minimum(own, neighbors * n_ports + opposite)
+    return np.where(neighbors >= 0, beside, own)
+
+
 @kernel
-def _grown(neighbors, slowness, owners, random):  # type: ignore[no-untyped-def]
+def _grown(neighbors, counters, slowness, owners, random):  # type: ignore[no-untyped-def]
     """Return shortest ways: each rank's port to its parent in each tree, loads, and hops.
 
     Of several parents it is the one whose channel has carried the least, a slow one counts more.
     """
     n_chunks, (n_ranks, n_ports) = len(owners), neighbors.shape
     ports = np.full((n_chunks, n_ranks), -1, dtype=np.int32)
-    loads = np.zeros((n_ranks, n_ports), dtype=np.int32)
+    loads = np.zeros(n_ranks * n_ports, dtype=np.int32)
     hops = np.empty((n_chunks, n_ranks), dtype=np.int32)
     order = np.empty(n_ranks, dtype=np.int32)
     for chunk in range(n_chunks):
         breadth_first(neighbors, owners[chunk], hops[chunk], order)
         for place in range(1, n_ranks):
-            rank, best = order[place], -1
+            rank, best, least = order[place], -1, 0
             first = random_below(random, n_ports)
             for turn in range(n_ports):
                 port = (first + turn) % n_ports
                 beside = neighbors[rank, port]
                 if beside < 0 or hops[chunk, beside] >= hops[chunk, rank]:
                     continue
-                load = (loads[rank, port] + 1) * slowness[rank, port]
-                if best < 0 or load < (loads[rank, best] + 1) * slowness[rank, best]:
-                    best = port
+                load = (loads[counters[rank, port]] + 1) * slowness[rank, port]
+                if best < 0 or load < least:
+                    best, least = port, load
             ports[chunk, rank] = best
-            loads[rank, best] += 1
+            loads[counters[rank, best]] += 1
     return ports, loads, hops
 
 
 @kernel
-def _evened(neighbors, owners, ports, loads, hops, goals, longest, n_moves, random):  # type: ignore[no-untyped-def]
+def _evened(neighbors, counters, ports, loads, ways, goals, hops, longest, slack, n_moves, random):  # type: ignore[no-untyped-def]
     """Move ranks to other parents until no channel carries more than its goal; else return True.
 
     Half of the tries begin at a channel that carries too much, the others anywhere: they make room
-    where the new parent hangs below the rank itself. `hops` are those of the shortest ways. No way
-    gets longer than that and a slack, or than `longest`.
+    where the new parent hangs below the rank itself. `hops` are those of the shortest ways, `ways`
+    those of the trees. No way gets longer than the shortest and a slack, or than `longest`.
     """
-    n_chunks, (n_ranks, n_ports) = len(owners), neighbors.shape
+    n_chunks, (n_ranks, n_ports) = len(ports), neighbors.shape
     crowded = np.empty((n_ranks * n_ports, 2), dtype=np.int32)
+    below = np.empty(n_ranks, dtype=np.int32)
     n_crowded = 0
     for attempt in range(n_moves):
         if attempt % 256 == 0:
             n_crowded = 0
             for rank in range(n_ranks):
                 for port in range(n_ports):
-                    if loads[rank, port] > goals[rank, port]:
+                    counter = counters[rank, port]
+                    if loads[counter] > goals[counter]:
                         crowded[n_crowded, 0], crowded[n_crowded, 1] = rank, port
                         n_crowded += 1
             if n_crowded == 0:
@@ -160,16 +191,31 @@ def _evened(neighbors, owners, ports, loads, hops, goals, longest, n_moves, rand
                 chunk = (chunk + 1) % n_chunks
         old, new = ports[chunk, rank], random_below(random, n_ports)
         parent = neighbors[rank, new]
-        if old < 0 or new == old or parent < 0 or loads[rank, new] >= goals[rank, new]:
+        if old < 0 or new == old or parent < 0:
             continue
-        # The way of the new parent: it must not pass the rank, nor make its own way too long.
-        above, here = 1, parent
-        while ports[chunk, here] >= 0 and here != rank:
-            here = neighbors[here, ports[chunk, here]]
-            above += 1
-        if here == rank or above > max(longest, hops[chunk, rank] + _SLACK_HOPS):
+        counter, before = counters[rank, new], counters[rank, old]
+        is_room = loads[counter] < goals[counter]
+        is_relief = loads[before] > goals[before] and loads[counter] + 1 < loads[before]
+        if not (is_room or is_relief):
             continue
+        # All that hangs from the rank comes along: not the new parent, and nothing goes too far.
+        longer = ways[chunk, parent] + 1 - ways[chunk, rank]
+        below[0], n_below, seen, fits = rank, 1, 0, True
+        while seen < n_below and fits:
+            here = below[seen]
+            seen += 1
+            most = max(longest, hops[chunk, here] + slack)
+            fits = here != parent and (longer <= 0 or ways[chunk, here] + longer <= most)
+            for port in range(n_ports):
+                beside = neighbors[here, port]
+                if beside >= 0 and ports[chunk, beside] == port ^ 1:
+                    below[n_below] = beside
+                    n_below += 1
+        if not fits:
+            continue
+        for each in range(n_below):
+            ways[chunk, below[each]] += longer
         ports[chunk, rank] = new
-        loads[rank, old] -= 1
-        loads[rank, new] += 1
+        loads[before] -= 1
+        loads[counter] += 1
     return bool(np.any(loads > goals))
