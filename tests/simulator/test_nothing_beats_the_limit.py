@@ -82,7 +82,11 @@ def all_sums(n_ranks: int, n_rows: int) -> Iterator[list[tuple[int, int, int]]]:
 
 
 TINY = [("2", 3), ("3", 5), ("2x2", 6), ("1x4", 6)]
-MACHINES = [Fabric("unit", 1.0, 1.0, 0.25), Fabric("bytes", 1.0, 0.01, 0.001)]
+MACHINES = [
+    Fabric("unit", 1.0, 1.0, 0.25),
+    Fabric("bytes", 1.0, 0.01, 0.001),
+    Fabric("no latency", 1.0, 0.0, 1.0),
+]
 
 
 def searched(shape: str, n_rows: int) -> Iterator[tuple[Mesh, Schedule]]:

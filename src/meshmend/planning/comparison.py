@@ -31,7 +31,7 @@ from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
-from meshmend.simulator.limit import Exit, Limit, limit
+from meshmend.simulator.limit import Exit, Limit, limit, rounds_of
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.packing_number import PackingNumber
 from meshmend.simulator.rules import Simulation, simulate
@@ -330,6 +330,7 @@ def lower_bound(question: Question, cache_dir: Path | None = None) -> Limit:
             stored.update_s,
             question.collective,
             stored.exits,
+            rounds_of(mesh, question.collective),
         )
 
     folder = cache_dir and cache_dir / "limits"

@@ -1,6 +1,6 @@
 """The physical limit: no schedule of a collective on this mesh and fabric is faster.
 
-Four bounds; the limit is the largest of those that hold for the collective.
+Five bounds; the limit is the largest of those that hold for the collective.
 `docs/design/0010-limit.md` has the proofs for an allreduce, `0011-owners.md` for the others.
 
 Bandwidth (allreduce, sharded update). Cut the mesh into parts, and follow one byte of the result.
@@ -29,6 +29,11 @@ share the work evenly, after the first message has arrived.
 
 Update (sharded update). An owner cannot begin before a message from the chip farthest away is
 there. It updates its share, and the last of it goes back to that chip.
+
+Messages. On one channel they arrive one overhead apart, so in that time a chip of k links hears at
+most k times as much as any chip knew before: what it knows grows by 1 + k. A chip that hears from
+all n takes log n of these overheads at least, and a hop (`n_rounds`). It binds where overhead is
+much longer than a hop.
 
 The two bounds that were the limit before, of bandwidth and of hops without overhead, are still
 there: `bandwidth_s` and `latency_s`.
@@ -109,6 +114,7 @@ class Limit:
     update_s: float | None = None
     collective: Collective = Collective.ALLREDUCE
     exits: tuple[Exit, ...] = field(default=(), repr=False)
+    rounds: tuple[int, ...] = ()  # of messages, for each time that all chips hear from all
 
     @property
     def time_s(self) -> float:
@@ -117,7 +123,7 @@ class Limit:
 
     @property
     def kind(self) -> str:
-        """Which bound binds: `bandwidth`, `exit` or `entry`, `update` or `chip`."""
+        """Which bound binds: `bandwidth`, `exit` or `entry`, `update`, `chip` or `messages`."""
         bounds = self.bounds_s()
         return max(bounds, key=lambda kind: bounds[kind])
 
@@ -140,6 +146,11 @@ class Limit:
         bounds = {self._exit_kind: self._exit_s(way)} | bounds
         if self.collective not in _HALVES:
             bounds = {"bandwidth": self.bandwidth_s + first_s} | bounds
+        if self.rounds:
+            bounds["messages"] = (
+                sum(self.rounds) * self.fabric.message_overhead_s
+                + len(self.rounds) * self.fabric.hop_latency_s
+            )
         return bounds if self.chip_s is None else bounds | {"chip": self.chip_s + first_s}
 
     def describe(self) -> str:
@@ -152,6 +163,8 @@ class Limit:
             else f"packing number {packing.upper:.4g}, bound by {packing.describe()}",
             self._exit_kind: self.exit.describe(packing.mesh, verb=verb) if self.exit else "",
             "chip": "the additions of all chips",
+            "messages": f"{sum(self.rounds)} messages one after another, so that all chips hear "
+            "from all",
             "update": "an owner hears from all chips, updates its share, and all hear from it",
         }
         return (
@@ -211,7 +224,32 @@ def limit(
         update_s=_update_s(figures, fabric, payload_bytes * owned) if is_updated else None,
         collective=collective,
         exits=ways,
+        rounds=rounds_of(mesh, collective, owned),
     )
+
+
+def rounds_of(mesh: Mesh, collective: Collective, owned: Shares | None = None) -> tuple[int, ...]:
+    """Return after how many messages, one after another, a chip can have heard from all others.
+
+    In an all-gather it hears from the owners. In a sharded update owners hear from all, then all
+    from the owners.
+    """
+    n_owners = mesh.n_live if owned is None else int(np.count_nonzero(owned))
+    to_owners, from_owners = _n_rounds(mesh, mesh.n_live), _n_rounds(mesh, n_owners)
+    if collective is Collective.SHARDED_UPDATE:
+        return (to_owners, from_owners)
+    return (from_owners,) if collective is Collective.ALL_GATHER else (to_owners,)
+
+
+def _n_rounds(mesh: Mesh, n_heard: int) -> int:
+    """Return how often what a chip knows has to grow; the last time at a chip of few links."""
+    if n_heard == 1:
+        return 0
+    figures, n_rounds, n_known = mesh_figures(mesh), 1, 1 + mesh_figures(mesh).min_degree
+    while n_known < n_heard:
+        n_known *= 1 + int(figures.degrees.max())
+        n_rounds += 1
+    return n_rounds
 
 
 def _chip_s(
