@@ -57,6 +57,17 @@ def model_and_samples():
 def loss_of(model, batch):
     return (model(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
 """
+TOLD = """
+from meshmend.errors import RefusedError
+
+def steps():
+    try:
+        yield from job
+    except RefusedError as error:
+        Path({told!r}).write_text(str(error))
+        raise
+
+for step in steps():"""
 SHARD = "fully_shard(model[0], mesh=mesh); fully_shard(model, mesh=mesh)"
 
 
@@ -116,6 +127,26 @@ def test_a_chip_is_killed_and_returns_and_the_loss_is_that_of_an_undisturbed_run
         f"{STEPS} steps; samples: {STEPS * BATCH} used, 0 lost, 0 repeated; replicas equal bit for "
         "bit" in ended.stderr
     )
+
+
+def test_a_chip_that_returns_with_other_samples_is_refused(tmp_path: Path) -> None:
+    """As many, with the same seed: only the samples tell. The others wait until it is refused."""
+    path = script(tmp_path)
+    told, begun = tmp_path / "told", tmp_path / "begun"
+    path.write_text(
+        path.read_text()
+        .replace("job = TileJob", f"first = not Path({str(begun)!r}).exists()\njob = TileJob")
+        .replace("samples, tile", "samples if first else samples[::-1], tile")
+        .replace("while job", f"Path({str(begun)!r}).touch()\n    while job")
+        .replace("== -1 and job.mesh.size(0) < 2", f"== 16 and not Path({str(told)!r}).exists()")
+        .replace("for step in job:", TOLD.format(told=str(told)))
+    )
+
+    ended = run(path, "kill 0,1 at 5", "repair 0,1 at 10")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "samples" in told.read_text()
+    assert f"{STEPS} steps; samples: {STEPS * BATCH} used, 0 lost, 0 repeated" in ended.stderr
 
 
 def saved(folder: Path, *, every: int) -> str:

@@ -7,6 +7,7 @@ A seed that fails is replayed, with all that happened, by
 from collections.abc import Callable, Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from meshmend.config import Timing
 from meshmend.membership.admission import Admission
@@ -107,6 +108,53 @@ def test_members_that_form_no_tile_are_told_to_wait_and_go_on_when_a_tile_is_who
     again = membership.decide(16.0).generation
     assert again is not None
     assert again.chips == first.chips
+
+
+@pytest.mark.parametrize("checkpoint", [2, None])
+def test_a_job_that_lost_a_colour_waits_for_its_chips_if_there_is_a_checkpoint(
+    checkpoint: int | None,
+) -> None:
+    """Chips of one colour cannot go back to it alone, however long they wait."""
+    ours = JobFingerprint("1", 1, 1, 0, "", "", "", 1, "", tile="1x2")
+    history = History(CoordinatorRecord("job", fingerprint=ours))
+    membership = Membership(parse_mesh("1x2"), Timing(), board=(1, 1), history=history)
+    for at in range(2):
+        membership.arrive((0, at), ("host", at), status=Status(), memory=None, now=0.0)
+    first = membership.decide(9.0).generation
+    assert first is not None
+    for chip in first.chips:
+        membership.update_status(chip, Status(generation=first.number, ready=True), 9.0)
+    assert membership.decide(9.0).go is not None
+    done = Status(generation=first.number, ready=True, state_version=first.number, step=3)
+    for chip in first.chips:
+        membership.update_status(chip, done, 9.0)
+    membership.leave((0, 1), "gone", 10.0)
+    left = replace(done, ready=False, checkpoint=checkpoint)
+    membership.update_status((0, 0), left, 10.0)
+
+    lost = [membership.decide(at) for at in (11.0, 12.0)]
+    late = [membership.decide(at) for at in (1e3, 1e4, 1e5)]
+
+    assert Decision(lost_step=3) in lost
+    if checkpoint is None:
+        assert "no complete checkpoint" in late[0].failed
+        return
+    assert late == [Decision()] * 3
+    asks_at = membership.settled_at()
+    assert asks_at is not None
+    assert asks_at > 1e5
+    back = Status(checkpoint=checkpoint)
+    membership.arrive((0, 1), ("host", 7), status=back, memory=None, now=2e5)
+    (again,) = filter(None, (membership.decide(at).generation for at in (3e5, 4e5)))
+    for chip in again.chips:
+        membership.update_status(
+            chip,
+            replace(left if chip == (0, 0) else back, generation=again.number, ready=True),
+            4e5,
+        )
+    go = membership.decide(5e5).go
+    assert go is not None
+    assert (go.step, go.restores, go.holders) == (2, True, again.chips)
 
 
 def test_the_seeds_see_restores_and_steps_that_not_all_chips_have_done() -> None:

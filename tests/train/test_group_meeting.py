@@ -1,18 +1,25 @@
 """The process group of a generation: what is left of a try that a change of the mesh has ended."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed
 
 import meshmend.torch  # noqa: F401  # registers the backend
+from meshmend.config import COORDINATOR
 from meshmend.errors import StoppedError
 from meshmend.planning.settings import Settings
 from meshmend.topology.text import parse_mesh
+from meshmend.torch.group_factory import create_group
 from meshmend.torch.late_gloo import InterruptibleStore
+from meshmend.torch.transports import transport_of
 from meshmend.train.torch.group_meeting import init_group, meet
 
 dist: Any = torch.distributed  # its stubs lack the stores
@@ -58,3 +65,28 @@ def test_a_store_whose_chip_has_left_is_not_waited_for() -> None:
 
     with pytest.raises(RuntimeError, match="the store of rank 0 cannot be reached"):
         meet(Settings(parse_mesh("1x2")), 1, told, lambda: False, is_new=False)
+
+
+def test_a_group_is_made_and_left_though_a_chip_that_was_here_never_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The peer has told its address, and left for the next generation before Gloo connected."""
+    monkeypatch.setenv(COORDINATOR.name, "127.0.0.1:1")
+    settings, store = Settings(parse_mesh("1x2")), dist.HashStore()
+    here, gone = (
+        SimpleNamespace(store=store, group_rank=rank, group_size=2, timeout=timedelta(seconds=60))
+        for rank in range(2)
+    )
+    here.global_ranks_in_group = []
+    with ThreadPoolExecutor() as threads:
+        peer = threads.submit(transport_of, gone, settings, settings.mesh.live)
+        group = create_group(here, settings)
+        peer.result().close()
+        waiting = threads.submit(group.send, [torch.ones(1)], 1, 0)
+        assert not waiting.done()
+
+        group.interrupt()
+
+        with pytest.raises(StoppedError, match="the process group was left"):
+            waiting.result()
+    group.shutdown()

@@ -276,7 +276,12 @@ class Membership:
         if now < self._holder_deadline or self._is_restoring:
             return None
         if not self._restorable(self.workers):
-            return Decision(failed=self.history.why_lost(self._timing.holder_timeout_s))
+            states = (each for chip in self.workers for each in self._states_to_restore(chip))
+            if self._tile is None or all(version != FRESH for _, version in states):
+                return Decision(failed=self.history.why_lost(self._timing.holder_timeout_s))
+            # There is a checkpoint, but not a chip of each colour: those have to come first.
+            self._holder_deadline = now + self.history.wait_s(self._timing.holder_timeout_s)
+            return None
         self._is_restoring, self.go = True, None  # the next one may have the same members
         self._changes.add("no worker holds the state any more; going on from a checkpoint", now)
         return None

@@ -38,6 +38,7 @@ from meshmend.torch.call_arguments import (
     op_name,
     options_of,
 )
+from meshmend.torch.late_gloo import LateGloo, group_on, run_on
 from meshmend.torch.progress_thread import Progress, Rest, Starter
 from meshmend.torch.transports import NO_DEVICE, TensorTransport
 from meshmend.transport.tasks import Task
@@ -81,20 +82,6 @@ Tensors = list[torch.Tensor]
 untraced: Any = torch.compiler.disable
 
 
-def _run_on(group: Any, backend: Any) -> None:
-    """Make a process group send its collectives to a backend."""
-    for device in ("cpu", "cuda"):
-        group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, backend)
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-
-
-def group_on(backend: Any, store: Any) -> Any:
-    """Return a group that is all Gloo: it has every method in every form."""
-    group = dist.ProcessGroup(store, backend.rank(), backend.size())
-    _run_on(group, backend)
-    return group
-
-
 def _with_checks(inner: Any, options: Any) -> tuple[Any, Any]:
     """Return Gloo with c10d's checks of each call, and a group of one that has the same checks.
 
@@ -104,14 +91,23 @@ def _with_checks(inner: Any, options: Any) -> tuple[Any, Any]:
     rank, n_ranks = options.group_rank, options.group_size
     store = dist.PrefixStore("checks", options.store)
     comparing = dist.ProcessGroupGloo(store, rank, n_ranks, options.timeout)
-    alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options.timeout)
+    alone = _gloo_alone(options.timeout)
     checker = dist.ProcessGroup(dist.HashStore(), 0, 1)
-    _run_on(checker, c10d._ProcessGroupWrapper(alone, comparing))
+    run_on(checker, c10d._ProcessGroupWrapper(alone, comparing))
     return c10d._ProcessGroupWrapper(inner, comparing), checker
 
 
+def _gloo_alone(timeout: timedelta) -> Any:
+    return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout)
+
+
+# c10d keeps the name of a group in its backend, also of one whose Gloo connects later. Each Gloo
+# has threads, and groups that were left live on for a while: so the next group gets theirs.
+_idle_gloos: list[Any] = []
+
+
 class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
-    """One rank of a process group over a mesh."""
+    """One rank of a process group over a mesh; `inner` is Gloo, or one that connects later."""
 
     # c10d asks a group for this; a `ReconfigurableGroup` answers otherwise.
     supports_reconfigure = False
@@ -132,12 +128,17 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         rank, n_ranks = options.group_rank, options.group_size
         super().__init__(rank, n_ranks)  # c10d gives only its own class a store
         self._store = options.store
-        self._inner, self._checker = inner, None
+        self._late: LateGloo | None = inner if isinstance(inner, LateGloo) else None
+        self._inner, self._idle = inner, None
+        if self._late is not None:
+            self._idle = _idle_gloos.pop() if _idle_gloos else _gloo_alone(options.timeout)
+            self._inner = self._idle
+        self._checker = None
         # The wrapper that checks cannot change its rank.
         if dist.get_debug_level() == dist.DebugLevel.DETAIL and not self.supports_reconfigure:
             self._inner, self._checker = _with_checks(inner, options)
         self._inner_group = group_on(self._inner, options.store)
-        _run_on(self, self._inner)  # c10d sends what is not overridden below there
+        run_on(self, self._inner)  # c10d sends what is not overridden below there
         self._progress = Progress(f"meshmend-rank-{rank}")
         # In each thread that starts a collective: what it runs over, and the plans for that. The
         # group may be made again in the middle of it.
@@ -147,13 +148,13 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     @property
     def _gloo(self) -> Any:
-        """Gloo itself; a `ReconfigurableGroup` may still have to connect it."""
-        return self._inner
+        """Gloo itself, once it is connected."""
+        return self._inner if self._late is None else self._late.backend
 
     @property
     def _fallback(self) -> Any:
         """A group that is all Gloo: it has every method in every form."""
-        return self._inner_group
+        return self._inner_group if self._late is None else self._late.group
 
     def _use(self, settings: Settings, transport: TensorTransport, rank: int) -> None:
         """Run the collectives from here on over this transport, as this rank of a mesh.
@@ -418,16 +419,23 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
 
     def _get_sequence_number_for_group(self) -> int:
         """Return how many collectives this rank has called, on our schedules or on Gloo."""
+        if self._late is not None:
+            return self._n_submitted + self._late.n_called
         return self._n_submitted + int(self._inner._get_sequence_number_for_group())
 
     @property
     def options(self) -> Any:
         """Return Gloo's options; their timeout is that of all collectives."""
-        return self._inner.options
+        return self._inner.options if self._late is None else self._late.options
 
-    def _set_default_timeout(self, timeout: timedelta) -> None:
+    def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of all collectives."""
-        self.set_timeout(timeout)
+        if self._late is None:
+            super().set_timeout(timeout)
+        else:
+            self._late.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
         """Wait a second for running collectives, interrupt the rest, and close all connections."""
@@ -435,10 +443,20 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             self._transport.interrupt()
             self._progress.finish(FINISH_S)
         self._transport.close()
+        if self._late is not None:
+            self._late.close()
+        if self._idle is not None:
+            _idle_gloos.append(self._idle)
+            self._idle = None
 
     def interrupt(self) -> None:
-        """Make every collective under way on this rank fail; the other ranks are not told."""
+        """Make every collective under way on this rank fail; the other ranks are not told.
+
+        What runs on Gloo already ends when its timeout is over; what waits for Gloo ends too.
+        """
         self._transport.interrupt()
+        if self._late is not None:
+            self._late.close()
 
     def abort(self) -> None:
         """Make every collective under way fail at once, on every rank; no other can begin.
@@ -605,7 +623,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     def _start(self, task: Task, flat: torch.Tensor, timeout: timedelta) -> Rest:
         """Start a task in place; without a timeout of its own, that of the group applies."""
         if timeout <= timedelta(0):
-            timeout = self._inner.options._timeout
+            timeout = self.options._timeout
         timeout_s = timeout.total_seconds()
         began, transport = time.monotonic(), self._begun_on.transport
         with self._noted_failure(transport, began, timeout_s):

@@ -29,14 +29,16 @@ from meshmend.topology.submesh import box_around
 from meshmend.torch.call_arguments import dist
 from meshmend.torch.device_backend import MeshmendBackend, our_group
 from meshmend.torch.group import MeshmendGroup
+from meshmend.torch.late_gloo import LateGloo
 from meshmend.torch.reconfigurable_group import ReconfigurableGroup
 from meshmend.torch.tile_groups import ColourSums
-from meshmend.torch.transports import transport_of
+from meshmend.torch.transports import NO_DEVICE, NoTransport, transport_of
 from meshmend.torch.versions import HAS_PYTHON_BACKENDS, asks_for_reconfigure, is_one_of_several
 
 _log = logging.getLogger("meshmend.torch")
 
 _CONNECT_S, _CONNECT_S_PER_RANK = 8.0, 0.1  # on a busy machine too
+_LATEST_S = 2.0  # the first step after a failure is done by then
 
 
 def create_group(options: Any, given: Any = None) -> Any:
@@ -61,36 +63,47 @@ def create_group(options: Any, given: Any = None) -> Any:
     is_of_all = given is not None and mesh.n_live == n_ranks
     n_world = dist.get_world_size() if dist.is_initialized() and not is_of_all else n_ranks
     check_world(mesh, n_world)
-    inner = _gloo(options)
     ranks = list(range(n_ranks) if is_of_all else options.global_ranks_in_group or range(n_ranks))
     chips = tuple(mesh.live[rank] for rank in ranks)
     if n_ranks == n_world:
-        return _group_or_backend(options, settings, inner, chips)
+        return _group_or_backend(options, settings, chips)
     if reason := why_gloo(mesh, chips):
         if options.group_rank == 0:
             _log.warning("the group of ranks %s runs on Gloo: %s", ranks, reason)
-        return inner
+        inner = _gloo(options)
+        is_late = isinstance(inner, LateGloo)
+        return MeshmendGroup(options, settings, inner, NoTransport()) if is_late else inner
     settings = replace(settings, mesh=box_around(mesh, chips))
-    return _group_or_backend(options, settings, inner, chips)
+    return _group_or_backend(options, settings, chips)
 
 
 def _gloo(options: Any) -> Any:
-    """Return Gloo; in an elastic job its ranks have little time to connect.
+    """Return Gloo; in an elastic job one that connects later, and all ranks are here already.
 
-    A rank that has left for the next generation calls nobody, and nothing but its timeout ends the
-    wait of those whom it was to call.
+    There a rank may leave for the next generation at any time. A thread that waits for its call is
+    left behind, and ends when its time to connect is over.
     """
-    store, n_ranks = dist.PrefixStore("gloo", options.store), options.group_size
+    store, rank, n_ranks = (
+        dist.PrefixStore("gloo", options.store),
+        options.group_rank,
+        options.group_size,
+    )
+    is_detailed = dist.get_debug_level() == dist.DebugLevel.DETAIL  # its checks run on Gloo
+    if is_detailed or not COORDINATOR.value_in(os.environ):
+        return dist.ProcessGroupGloo(store, rank, n_ranks, options.timeout)
     connect = timedelta(seconds=_CONNECT_S + n_ranks * _CONNECT_S_PER_RANK)
-    if not COORDINATOR.value_in(os.environ) or options.timeout < connect:
-        connect = options.timeout
-    made = dist.ProcessGroupGloo(store, options.group_rank, n_ranks, connect)
-    made._set_default_timeout(options.timeout)
-    return made
+    return LateGloo(
+        store,
+        rank,
+        n_ranks,
+        options.timeout,
+        connect=min(connect, options.timeout),
+        latest_s=_LATEST_S,
+    )
 
 
 def _group_or_backend(
-    options: Any, settings: Settings, inner: Any, chips: tuple[Chip, ...]
+    options: Any, settings: Settings, chips: tuple[Chip, ...]
 ) -> MeshmendGroup | MeshmendBackend:
     """Return a group whose rank i is `chips[i]`; the plan's ranks are in row-major order."""
     is_backend = is_one_of_several()
@@ -109,7 +122,7 @@ def _group_or_backend(
     )
     transport = transport_of(here, settings, in_order)
     places = None if chips == in_order else [place_of[chip] for chip in chips]
-    group = MeshmendGroup(options, settings, inner, transport, places=places)
+    group = MeshmendGroup(options, settings, _gloo(options), transport, places=places)
     return MeshmendBackend(group) if is_backend else group
 
 
@@ -125,7 +138,8 @@ def runs_on(group: Any = None) -> str:
 
     `torch.distributed.get_backend` returns the name that the group was made with instead.
     """
-    return "meshmend" if our_group(group or dist.group.WORLD) is not None else "gloo"
+    ours = our_group(group or dist.group.WORLD)
+    return "meshmend" if ours is not None and ours.device_type != NO_DEVICE else "gloo"
 
 
 def check_world(mesh: Mesh, world_size: int) -> None:

@@ -1,23 +1,40 @@
-"""Gloo that connects after a group was made again, so that the first sum does not wait for it.
+"""Gloo that connects after its group was made, so that nothing of ours waits for it.
 
-Gloo connects every rank with every other one, which takes longer than all else that a group needs.
-Our own collectives do not need it. So a thread connects it: when this rank first needs it, when
-its first collective is done, or a moment later. Who needs Gloo sooner waits for that thread.
+Gloo connects every rank with every other one, which takes longer than all else that a group needs,
+and cannot be interrupted: a rank that has left for the next group calls nobody, and the others wait
+for it until their timeout is over. Our own collectives do not need Gloo. So a thread connects it:
+when this rank first needs it, or a moment later. Who needs it sooner waits for that thread, until
+this rank leaves the group.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
+
 from meshmend.errors import StalledError, StoppedError
 from meshmend.torch.call_arguments import dist
-from meshmend.torch.group import group_on
 
 _LATEST_S: Final = 0.5  # after that, peers that need Gloo already need not wait for this rank
 _POLL_S: Final = 0.002
+
+
+def run_on(group: Any, backend: Any) -> None:
+    """Make a process group send its collectives to a backend."""
+    for device in ("cpu", "cuda"):
+        group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+
+
+def group_on(backend: Any, store: Any) -> Any:
+    """Return a group that is all Gloo: it has every method in every form."""
+    group = dist.ProcessGroup(store, backend.rank(), backend.size())
+    run_on(group, backend)
+    return group
 
 
 class InterruptibleStore(dist.Store):  # type: ignore[misc]  # untyped
@@ -69,7 +86,9 @@ class InterruptibleStore(dist.Store):  # type: ignore[misc]  # untyped
 class LateGloo:
     """One rank of a Gloo group that connects in a thread; `backend` and `group` wait for it.
 
-    The thread does first what `first` does: to leave the group before this one.
+    The thread does first what `first` does: to leave the group before this one. It connects at
+    once when Gloo is wanted, and `latest_s` after it began if not. A peer that does not answer for
+    `connect` ends it.
     """
 
     def __init__(
@@ -79,18 +98,24 @@ class LateGloo:
         n_ranks: int,
         timeout: timedelta,
         *,
+        connect: timedelta | None = None,
+        latest_s: float = _LATEST_S,
         first: Callable[[], None] = lambda: None,
     ) -> None:
-        self._is_closed = False
+        self._left: Future[tuple[Any, Any]] = Future()  # fails when this rank leaves the group
         # Kept here: what C++ code holds of it does not keep it alive.
-        self._store = InterruptibleStore(store, lambda: self._is_closed)
-        self._timeout = timeout
+        self._store = InterruptibleStore(store, self._left.done)
+        self.options = dist.ProcessGroupGloo._Options()
+        self.options._timeout = timeout  # of its collectives
+        self._latest_s = latest_s
         self._wanted = threading.Event()
         self._made: Future[tuple[Any, Any]] = Future()
-        connect = threading.Thread(
-            target=self._connect, args=(rank, n_ranks, first), name="meshmend-gloo", daemon=True
-        )
-        connect.start()
+        threading.Thread(
+            target=self._connect,
+            args=(rank, n_ranks, connect or timeout, first),
+            name="meshmend-gloo",
+            daemon=True,
+        ).start()
 
     def want(self) -> None:
         """Begin to connect now, if that has not begun."""
@@ -113,36 +138,46 @@ class LateGloo:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of its collectives."""
-        self._timeout = timeout
+        self.options._timeout = timeout
         if self._is_connected:
             self.backend._set_default_timeout(timeout)
 
     def close(self) -> None:
-        """Leave the group. Gloo waits for what is under way, so a thread lets it go."""
-        self._is_closed = True
+        """Leave the group; any thread may call this, and more than once.
+
+        Gloo waits for what is under way, so a thread lets it go.
+        """
+        try:
+            self._left.set_exception(StoppedError("the process group was left"))
+        except InvalidStateError:
+            return
         self.want()
-        made, self._made = self._made, Future()
-        self._made.set_exception(StoppedError("the process group was left"))
+        made, self._made = self._made, self._left
         threading.Thread(target=made.exception, daemon=True).start()
 
     @property
     def _is_connected(self) -> bool:
-        return self._made.done() and self._made.exception() is None
+        made = self._made
+        return made.done() and made.exception() is None
 
     def _connected(self) -> tuple[Any, Any]:
         self.want()
-        return self._made.result()
+        made = self._made
+        wait([made, self._left], return_when=FIRST_COMPLETED)
+        return self._left.result() if self._left.done() else made.result()
 
-    def _connect(self, rank: int, n_ranks: int, first: Callable[[], None]) -> None:
+    def _connect(
+        self, rank: int, n_ranks: int, connect: timedelta, first: Callable[[], None]
+    ) -> None:
         made = self._made
         first()
         del first  # Gloo of the group before this one ends with the last that holds it
-        self._wanted.wait(_LATEST_S)
+        self._wanted.wait(self._latest_s)
         try:
-            if self._is_closed:
+            if self._left.done():
                 raise StoppedError("the process group was left before Gloo was connected")
-            backend = dist.ProcessGroupGloo(self._store, rank, n_ranks, timeout=self._timeout)
+            backend = dist.ProcessGroupGloo(self._store, rank, n_ranks, timeout=connect)
             made.set_result((backend, group_on(backend, self._store)))
         except Exception as error:
             made.set_exception(error)
-        self.set_timeout(self._timeout)  # it may have changed meanwhile
+        self.set_timeout(self.options._timeout)  # it may have changed meanwhile

@@ -160,7 +160,6 @@ class ReconfigurableGroup(MeshmendGroup):
             timeout=options.timeout,
             enable_reconfigure=True,
         )
-        self._late: LateGloo | None = None
         self._rank, self._size = int(options.group_rank), int(options.group_size)
         self._chip = _chip_of(options, settings.mesh)
         self._mesh = settings.mesh
@@ -179,30 +178,6 @@ class ReconfigurableGroup(MeshmendGroup):
     def getSize(self) -> int:  # noqa: N802  # c10d's name
         """Return the number of ranks of the present group."""
         return self._size
-
-    @property
-    def _gloo(self) -> Any:
-        return self._inner if self._late is None else self._late.backend
-
-    @property
-    def _fallback(self) -> Any:
-        return self._inner_group if self._late is None else self._late.group
-
-    def _get_sequence_number_for_group(self) -> int:
-        """Return how many collectives this rank has called, on our schedules or on Gloo."""
-        return self._n_submitted + (0 if self._late is None else self._late.n_called)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of all collectives."""
-        super().set_timeout(timeout)
-        if self._late is not None:
-            self._late.set_timeout(timeout)
-
-    def shutdown(self) -> None:
-        """Wait a second for running collectives, interrupt the rest, and close all connections."""
-        super().shutdown()
-        if self._late is not None:
-            self._late.close()
 
     def get_backend(self, device: Any) -> Any:
         """Return this group as a backend; it stays right when the group is made again."""

@@ -22,8 +22,8 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.torch.call_arguments import c10d, dist
-from meshmend.torch.group import group_on
 from meshmend.torch.group_factory import create_group
+from meshmend.torch.late_gloo import group_on
 
 try:
     Wrapper: Any = import_module("torchft.process_group").ProcessGroupWrapper

@@ -158,6 +158,7 @@ class SimulatedWorker:
             self.peers,
             SelfInjection(chip, ()),
             catch_up=self._sharding.catch_up if self._sharding else self.catch_up,
+            has_part=bool(tile),
         )
         self.checks: SimulatedChecks | None = None
         if wrong_rate is not None:

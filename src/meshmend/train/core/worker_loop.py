@@ -159,8 +159,10 @@ class WorkerLoop:
         self_injection: SelfInjection,
         *,
         catch_up: CatchUp,
+        has_part: bool = False,
     ) -> None:
         self._chip = chip
+        self._has_part = has_part  # this worker alone cannot hold all of the state
         self._replica = replica
         self._coordination = coordination
         self._peers = peers
@@ -319,12 +321,20 @@ class WorkerLoop:
             raise error
 
     def _news_after(self, number: int) -> News:
-        """Wait for a generation later than this number, or for the end; return the news."""
-        return self._coordination.await_news(
-            lambda news: (
-                news.is_over or (news.generation is not None and news.generation.number > number)
-            )
-        )
+        """Wait for a generation later than this number, or for the end; return the news.
+
+        Where a worker has a part of the state, who is told to wait says which checkpoint it can
+        read: chips with all parts may have to go back to it together.
+        """
+
+        def is_later(news: News) -> bool:
+            return news.is_over or (news.generation is not None and news.generation.number > number)
+
+        if self._has_part:
+            news = self._coordination.await_news(lambda news: is_later(news) or bool(news.wait))
+            if not is_later(news):
+                self._coordination.tell(self._status(is_ready=False))
+        return self._coordination.await_news(is_later)
 
     def _enter(self, generation: Generation) -> bool:
         """Become an up-to-date member of a generation; return False if that fails."""

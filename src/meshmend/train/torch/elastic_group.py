@@ -91,6 +91,7 @@ class SampleTerms:
     order: Order
     batch: int
     steps: int
+    samples: Callable[[], str]  # returns a digest of a few samples
 
     @property
     def progress(self) -> dict[str, int]:
@@ -225,6 +226,8 @@ class ElasticGroup:
         self._is_interrupted = False
         self._is_finishing = False
         self._has_ended = False  # a loop over all steps
+        # The job ended in the middle of a step, which `fully_shard` leaves with its parts together.
+        self._is_halfway = False
         self._hooks: list[Any] = []
         self._exchange: Exchange | None = None
         self._transfer: StateTransfer | None = None
@@ -431,7 +434,9 @@ class ElasticGroup:
             loop.also, self.loss = None, float(numbers[0])
             return True
         self._fail_over()
-        if not self.is_over:
+        if self.is_over:  # nobody will say any more whether the step counts
+            self.settle(self.step_number)
+        else:
             self._capture()
             self._has_failed = True
         return False
@@ -463,7 +468,9 @@ class ElasticGroup:
         self._drop()  # so that nothing writes any more
         self._state.before.restore()
         self._fail_over()
-        if not self.is_over:
+        if self.is_over:
+            self._is_halfway = self._build is not None
+        else:
             self._capture()
             self._has_failed = True
 
@@ -547,6 +554,7 @@ class ElasticGroup:
             self._exchange,
             self._self_injection,
             catch_up=catch_up,
+            has_part=self._tile is not None,
         )
         return self._loop
 
@@ -571,7 +579,7 @@ class ElasticGroup:
             model=parameters,
             optimizer=classes,
             dataset_length=terms.order.n_samples if terms else 0,
-            samples=NOT_COMPARED,
+            samples=terms.samples() if terms else NOT_COMPARED,
             framework="torch, with a process group",
             tile="" if self._tile is None else format_shape(self._tile),
         )
@@ -730,7 +738,7 @@ class ElasticGroup:
 
     def _close(self) -> None:
         """Leave the job; the process group stays until the script ends or destroys it."""
-        if self._loop is not None and not self._loop.was_waiting:
+        if self._loop is not None and not self._loop.was_waiting and not self._is_halfway:
             self._write_state_hash()
         self._ledger.close()
         if self._checkpoints is not None:

@@ -310,8 +310,13 @@ def fingerprint_of(
         framework="torch",
         model=parameter_words(parameters),
         optimizer=kinds + words,
-        samples=sample_words(_Seeded(dataset), TORCH.packed),
+        samples=torch_sample_words(dataset),
     )
+
+
+def torch_sample_words(dataset: Any) -> str:
+    """Return a digest of a few samples; a data set may draw torch's random numbers."""
+    return sample_words(_Seeded(dataset), TORCH.packed)
 
 
 def _optimizer_words(optimizer: torch.optim.Optimizer) -> str:

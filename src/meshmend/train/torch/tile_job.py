@@ -19,6 +19,7 @@ is made anew on other tiles, and the next turn of the loop hands out the new sha
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ from meshmend.train.data.samples import Indices, Order, Share, share_of
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.resume import Resume
 from meshmend.train.torch.elastic_group import ElasticGroup, SampleTerms, elastic_group, retrying
-from meshmend.train.torch.job import seed_torch
+from meshmend.train.torch.job import seed_torch, torch_sample_words
 from meshmend.train.torch.learner import Stateful
 from meshmend.train.torch.tile_checkpoints import TileCheckpoints
 
@@ -84,6 +85,7 @@ class TileJob:
         self.steps, self.batch, self.seed = steps, data.batch_size(batch), seed
         self._order = Order(data.n_samples, seed)
         self._source = data.source(self._order)
+        self._sample_words = partial(torch_sample_words, self._source)
         self.mesh: DeviceMesh | None = None
 
     @property
@@ -117,7 +119,8 @@ class TileJob:
             dist.init_process_group("meshmend")
         group = elastic_group()
         checkpoints = TileCheckpoints(self._saving, self._resume, worker_environment())
-        group.count_samples(SampleTerms(self._order, self.batch, self.steps), checkpoints)
+        terms = SampleTerms(self._order, self.batch, self.steps, self._sample_words)
+        group.count_samples(terms, checkpoints)
         group.reconfigure((), self._build, self._tile)
         try:
             for _ in group.steps(self.steps):
