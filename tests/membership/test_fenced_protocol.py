@@ -18,7 +18,7 @@ from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.messages import Message
 from meshmend.membership.record_file import record_text
 from simulation import coordinator_process
-from simulation.runs import first_problem, parts_of
+from simulation.runs import beginning_with, first_problem, parts_of
 from simulation.world import Scenario
 
 N_SEEDS = 300  # in `make test`; `make slow` does ten thousand
@@ -132,7 +132,7 @@ def test_a_protocol_that_does_not_fence_is_caught(
 ) -> None:
     mutant(monkeypatch)
 
-    caught = first_problem([*range(seed, 1000), *range(seed)], scenario_of=Scenario.of_split)
+    caught = first_problem(beginning_with(seed, 1000), scenario_of=Scenario.of_split)
 
     assert caught is not None
     assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"

@@ -21,7 +21,7 @@ from meshmend.topology.failures import Chip
 from meshmend.train.core.worker_loop import WorkerLoop
 from simulation import world
 from simulation.network import NEVER
-from simulation.runs import first_problem, parts_of, simulate
+from simulation.runs import beginning_with, first_problem, parts_of, simulate
 
 N_SEEDS = 400  # in `make test`; `make slow` does fifty thousand
 N_PARTS = 4
@@ -210,7 +210,7 @@ def test_a_protocol_with_a_flaw_is_caught(
     """The test of the test: the seeds pass without the flaw, and one of them fails with it."""
     mutant(monkeypatch)
 
-    caught = first_problem([*range(seed, N_SEEDS), *range(seed)])
+    caught = first_problem(beginning_with(seed, N_SEEDS))
 
     assert caught is not None
     assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"

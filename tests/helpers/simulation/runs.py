@@ -91,6 +91,11 @@ def first_problem(
     return next((run for run in runs if run.problem), None)
 
 
+def beginning_with(seed: int, n_seeds: int) -> list[int]:
+    """Return the first seeds, beginning with one that caught a mutant before."""
+    return [*range(seed, n_seeds), *range(seed)]
+
+
 def parts_of(first: int, n_seeds: int, n_parts: int) -> list[range]:
     """Split seeds into parts that several processes can share."""
     size = n_seeds // n_parts
