@@ -1,6 +1,7 @@
 """The c10d backend, on real processes, one per live chip of a mesh with a hole."""
 
 import threading
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -25,6 +26,10 @@ from meshmend.planning.environment import settings_from  # noqa: E402
 from meshmend.planning.settings import Settings  # noqa: E402
 from meshmend.torch.group_factory import check_world  # noqa: E402
 from meshmend.torch.progress_thread import CompletionThreads, Future, Progress  # noqa: E402
+from meshmend.torch.transports import (  # noqa: E402
+    SocketTensorTransport,
+    listening_transport,
+)
 
 # Each check is a function of its name; a worker prints the name when it has passed.
 CHECKS = """
@@ -251,6 +256,25 @@ def test_a_rank_that_leaves_before_the_first_collective_is_missed_by_all(tmp_pat
     lines = ended.stdout.splitlines()
     assert len(lines) == 3, ended.stdout + ended.stderr
     assert any("(rank 0) did not connect to chip (0, 1) (rank 1), and is gone" in x for x in lines)
+
+
+def test_an_abort_of_a_group_that_was_left_does_not_reach_the_next_at_its_address() -> None:
+    secret, settings = b"of all groups of a job", Settings(parse_mesh("1x2"))
+    first, second = (
+        listening_transport(rank, settings.mesh.live, settings, secret) for rank in range(2)
+    )
+    gone, told = ("127.0.0.1", 1), threading.Event()
+    with closing(first), closing(second):
+        now = {0: first.address, 1: second.address}
+        present = SocketTensorTransport(second, now, secret)
+        present.on_abort = told.set
+        old = SocketTensorTransport(first, {0: gone, 1: second.address}, secret)
+        old._tell_of_abort(second.address)
+        assert not told.wait(0.2)
+
+        SocketTensorTransport(first, now, secret).abort()
+
+        assert told.wait(HANG_S)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -369,7 +370,10 @@ class SocketTensorTransport:
         self._transport = transport
         self._addresses = addresses
         self._secret = secret
-        transport.answer_askers(self._heard_of_abort)
+        # Groups of one job may have one secret, and an address may be another group's by the time
+        # that a call comes there. All ranks of a group know the same addresses.
+        self._epoch = crc32(repr(sorted(addresses.items())).encode())
+        transport.answer_askers(self._heard_of_abort, epoch=self._epoch)
 
     def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
         """Start a task in place in the tensor's memory; others may be in flight.
@@ -401,7 +405,7 @@ class SocketTensorTransport:
 
     def _tell_of_abort(self, address: Address) -> None:
         """Call a rank as one who wants anyone: between ranks, that means only this."""
-        request = ConnectRequest(self._transport.rank, ANYONE)
+        request = ConnectRequest(self._transport.rank, ANYONE, self._epoch)
         with suppress(TransportError, OSError):  # it may be gone
             dial(address, self._secret, request, Deadline(time.monotonic() + _TELL_S)).close()
 

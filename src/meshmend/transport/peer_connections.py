@@ -51,6 +51,7 @@ class PeerConnections:
         self._changed = threading.Condition()
         # Gets the calls of those who call anyone; must not block. None refuses them.
         self.on_asker: Callable[[socket.socket], None] | None = None
+        self.asked_epoch = 0  # calls of another one were meant for who had this address before
         listener = listening(bind)
         self._listener = Listener(listener, secret, rank, name=self._me, admit=self._admit)
         self.address: Address = self._listener.address
@@ -161,7 +162,10 @@ class PeerConnections:
         if request.wanted == ANYONE:
             if self.on_asker is None:
                 raise HandshakeError(f"{self._me} answers no questions")
-            self.on_asker(connection)
+            if request.epoch == self.asked_epoch:
+                self.on_asker(connection)
+            else:
+                connection.close()
             return
         if request.caller >= len(self._labels):
             raise HandshakeError(f"it claims to be rank {request.caller} of {len(self._labels)}")

@@ -206,8 +206,12 @@ class SocketTransport:
             with suppress(OSError):  # it may be broken already
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def answer_askers(self, on_asker: Callable[[socket.socket], None]) -> None:
-        """Pass on callers that want anyone; `on_asker` runs in another thread, without blocking."""
+    def answer_askers(self, on_asker: Callable[[socket.socket], None], *, epoch: int = 0) -> None:
+        """Pass on callers that want anyone in an epoch; `on_asker` runs in another thread.
+
+        It must not block.
+        """
+        self._peer_connections.asked_epoch = epoch
         self._peer_connections.on_asker = on_asker
 
     def sent_bytes(self) -> dict[int, int]:
