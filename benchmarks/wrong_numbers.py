@@ -9,7 +9,8 @@ wrong in every fifth step, from any step on. It must be out within 5 K steps, an
 that of a run without it, to 1e-9, because the job goes back to a checkpoint from before. `--quiet`:
 as many steps without a fault, with K = 16, must raise no alarm. `--cost`: what a check in one of 16
 steps costs on 4x4 chips whose shares take a while, as on accelerators, by the steps of one run.
-`--off`: what a job without checks spends on not checking.
+`--off`: what a job without checks spends on not checking. `--checksum`: what checksums on the data
+of sums cost on loopback, where a sum is bound by the processor: the most they can.
 
 After each run the file of the day in `results/` is written; runs that it has are not made again.
 """
@@ -166,6 +167,44 @@ def off() -> dict[str, Any]:
     }
 
 
+def checksum(n_elements: int = 1 << 22, n_runs: int = 15) -> dict[str, Any]:
+    """Time sums of two ranks of one process, with and without checksums in turn."""
+    import time
+
+    import numpy as np
+
+    from local_ranks import programs_of, run_all, together, transports
+    from meshmend.schedule.algorithms import algorithm
+    from meshmend.schedule.table import Collective
+    from meshmend.topology.text import parse_mesh
+    from meshmend.transport.event_loop import load_event_loop
+
+    load_event_loop()
+    programs = programs_of(algorithm("ring-1d").build(parse_mesh("1x2"), Collective.ALLREDUCE))
+    arrays = [np.ones(n_elements, dtype=np.float32) for _ in range(2)]
+    took: dict[bool, list[float]] = {False: [], True: []}
+    with transports(2) as plain, transports(2, sums_payloads=True) as summed:
+        for pair in (plain, summed):
+
+            def connect(rank: int, pair: Any = pair) -> None:
+                pair[rank].connect({1 - rank: pair[1 - rank].address})
+
+            assert together(connect, 2) == [None, None]
+        for _ in range(n_runs):
+            for has_sums, pair in ((False, plain), (True, summed)):
+                began = time.perf_counter()
+                run_all(pair, programs, arrays, n_slices=8)
+                took[has_sums].append(time.perf_counter() - began)
+    without, with_sums = (statistics.median(took[each][2:]) for each in (False, True))
+    ratios = [b / a for a, b in zip(took[False][2:], took[True][2:], strict=True)]
+    return {
+        "bytes": 4 * n_elements,
+        "without_s": without,
+        "with_s": with_sums,
+        "added": statistics.median(ratios) - 1,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--flips", type=int, default=0)
@@ -173,6 +212,7 @@ def main() -> None:
     parser.add_argument("--quiet", type=int, default=0)
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--off", action="store_true")
+    parser.add_argument("--checksum", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     figures = read_today("wrong_numbers")
@@ -201,6 +241,8 @@ def main() -> None:
         row("cost", 0, cost)
     if options.off:
         row("off", 0, off)
+    if options.checksum:
+        row("checksum", 0, checksum)
     print(json.dumps(summary(figures), indent=1))
 
 
@@ -223,6 +265,7 @@ def summary(figures: dict[str, Any]) -> dict[str, Any]:
         "alarms": sum(len(each["alarms"]) for each in quiets),
         "cost": figures.get("cost"),
         "off": figures.get("off"),
+        "checksum": figures.get("checksum"),
     }
 
 

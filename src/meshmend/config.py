@@ -178,7 +178,7 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     check_every_step: Annotated[
         bool,
         _leaf(
-            "Write a hash of the state into the ledger at every step.",
+            "Write a hash of each step's state into the ledger.",
             option="check-every-step",
             variable="CHECK",
         ),
@@ -268,8 +268,8 @@ class SumConfig(Struct, frozen=True, kw_only=True):
     checksum: Annotated[
         bool,
         _leaf(
-            "The data of sums has checksums, as headers always have; a damaged bit is then a lost "
-            "link. All processes of a job need the same. For `sockets` only.",
+            "Checksums on the data of sums too: a link that changes bytes is found and left out.",
+            option="checksum",
             variable="CHECKSUM",
             read_by=BACKEND,
         ),
@@ -883,7 +883,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
             ),
             *("training.batch", "training.lr", "training.optimizer", "sharding.optimizer"),
             *("training.master_weights", "training.tile", "job.check_every_step"),
-            *("job.check_shares", "job.on_wrong_result", "job.shares"),
+            *("job.check_shares", "job.on_wrong_result", "job.shares", "sums.checksum"),
             *("training.seed", "local.inject", "sums.algorithm", "local.testbed", "job.run_dir"),
             *("saving.every", "saving.resume"),
         ),
@@ -892,7 +892,13 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command(
         options=(
             *(*_MESH, "sums.algorithm", "local.preload", "local.testbed", "local.inject"),
-            *("job.run_dir", "job.check_shares", "job.on_wrong_result", "job.shares"),
+            *(
+                "job.run_dir",
+                "job.check_shares",
+                "job.on_wrong_result",
+                "job.shares",
+                "sums.checksum",
+            ),
         ),
         reads=("mesh", "job", "sums", "timing", "local"),
     ),

@@ -8,8 +8,9 @@ So a test does not depend on how fast steps are. With `"framework": "jax"` it is
 `"data"` the samples have random noise, and come from a data set (`"augmented"`) or a stream
 (`"stream alone"`), or from a `DataLoader` of either (`"loader"`, `"stream"`). With
 `"shard_optimizer"` the chips share the optimizer's state. `"optimizer"` is adamw, lars or lamb.
-With `"compute_s"` each share takes so long, as on an accelerator, with `"sample_s"` each sample.
-With `"masters"` the model is of bfloat16, and the optimizer has its weights in float32.
+With `"checksum"` the data of sums has checksums. With `"compute_s"` each share takes so long, as on
+an accelerator, with `"sample_s"` each sample. With `"masters"` the model is of bfloat16, and the
+optimizer has its weights in float32.
 
 Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
@@ -225,7 +226,7 @@ class Gate:
 
 
 def main() -> None:
-    from meshmend.config import JobConfig, LocalConfig, MeshConfig, RunConfig, Timing
+    from meshmend.config import JobConfig, LocalConfig, MeshConfig, RunConfig, SumConfig, Timing
     from meshmend.launch.elastic import ElasticJob, run_elastic
     from meshmend.membership.events import TimedEvent, event_line
     from meshmend.train.data.audit import audit
@@ -246,6 +247,7 @@ def main() -> None:
             JobConfig(
                 mesh=MeshConfig(shape=options["mesh"], fail=tuple(options.get("fail", ()))),
                 job=RunConfig(run_dir=str(folder), check_every_step=True),
+                sums=SumConfig(checksum=bool(options.get("checksum"))),
                 timing=Timing(
                     heartbeat_timeout_s=options.get("heartbeat_timeout_s", 60.0),
                     holder_timeout_s=options.get("holder_timeout_s", 60.0),

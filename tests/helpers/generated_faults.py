@@ -61,5 +61,7 @@ def faults(draw: st.DrawFn, *, max_step: int = MAX_STEP, max_s: float = MAX_S) -
             step = draw(st.integers(0, max_step))
             part = draw(st.sampled_from(Part)) if kind is FaultKind.FLIP else None
             return Fault(kind, block, step, part=part)
+        case FaultKind.CORRUPT:
+            return Fault(kind, link, draw(st.integers(0, max_step)))
         case _:
             assert_never(kind)

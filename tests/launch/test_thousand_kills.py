@@ -38,7 +38,12 @@ CHIPS: tuple[Chip, ...] = ((0, 0), (0, 1), (0, 2))
 N_STEPS = 40
 STEP_S, RECOVERED_S = 0.1, 1.5
 
-IN_LOOP = {FaultKind.FLIP, FaultKind.WRONG, FaultKind.THROTTLE}  # of a chip's own loop
+IN_LOOP = {
+    FaultKind.FLIP,
+    FaultKind.WRONG,
+    FaultKind.THROTTLE,
+    FaultKind.CORRUPT,
+}  # a chip's own loop
 
 
 def loss_of(step: int) -> float:

@@ -1,12 +1,13 @@
-"""Gathering bytes over sums: a damaged length is refused before memory is taken for it."""
+"""Gathering bytes over sums: what is damaged is refused, a length before memory is taken for it."""
 
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from meshmend.errors import TransportError
+from meshmend.errors import WrongResultError
 from meshmend.topology.text import parse_mesh
+from meshmend.train.core import byte_gather
 from meshmend.train.core.byte_gather import gather_bytes
 from meshmend.train.core.exchange import Exchange
 
@@ -24,11 +25,15 @@ class DamagedSum:
         array[self._byte] ^= np.uint8(1 << self._bit)
 
 
-@pytest.mark.parametrize(("byte", "bit"), [(0, 0), (7, 7), (512 + 6, 0), (512 + 7, 7)], ids=str)
-def test_a_damaged_length_is_refused(byte: int, bit: int) -> None:
+@pytest.mark.parametrize(
+    ("byte", "bit"),
+    [(0, 0), (7, 7), (8, 0), (16, 3), (25, 7), (512 + 6, 0), (512 + 7, 7), (512 + 8, 1)],
+    ids=str,
+)
+def test_a_damaged_length_hash_or_word_is_refused(byte: int, bit: int) -> None:
     exchange = cast(Exchange, DamagedSum(byte, bit))
 
-    with pytest.raises(TransportError, match=r"damaged on their way.*MESHMEND_CHECKSUM=1"):
+    with pytest.raises(WrongResultError, match=r"damaged on its way.*MESHMEND_CHECKSUM=1"):
         gather_bytes(exchange, b"some words")
 
 
@@ -36,3 +41,12 @@ def test_an_undamaged_sum_is_what_the_chips_said() -> None:
     exchange = cast(Exchange, DamagedSum(511, 0))  # behind the words
 
     assert gather_bytes(exchange, b"some words") == [b"some words", b""]
+
+
+def test_a_gather_that_looks_at_no_hash_believes_what_is_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mutant: so the test above would find it."""
+    monkeypatch.setattr(byte_gather, "_hash", lambda data: bytes(8))
+
+    assert gather_bytes(cast(Exchange, DamagedSum(16, 3)), b"some words")[0] != b"some words"

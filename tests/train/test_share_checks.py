@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from meshmend.errors import InputError, WrongResultError
 from meshmend.forecast.scenario import TRUSTED_CHECKS
+from meshmend.train.core import share_checks
 from meshmend.train.core.share_checks import (
     Dispute,
     Finding,
@@ -41,6 +42,18 @@ def test_a_chip_that_is_wrong_in_every_fifth_step_is_caught_soon(every: int) -> 
     for phase in range(5):
         hits = [-1, *(step for step in checks if step % 5 == phase)]
         assert max(after - before for before, after in pairwise(hits)) <= 5 * every
+
+
+@pytest.mark.parametrize("every", [10, 15, 20])
+def test_checks_that_are_always_equally_far_apart_would_miss_it(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mutant of the places: the test above finds it."""
+    monkeypatch.setattr(share_checks, "_is_on_beat", lambda step, every: step % every == 0)
+
+    checks = [step for step in range(every * 30) if is_check_step(step, every)]
+
+    assert len({step % 5 for step in checks}) == 1
 
 
 @pytest.mark.parametrize("every", [2, 3, 4, 5, 6, 7, 10, 15, 16, 30, 32, 64])

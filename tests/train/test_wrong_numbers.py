@@ -159,3 +159,21 @@ def test_a_loop_with_random_numbers_of_its_own_is_refused_before_its_first_step(
     assert "check_shares needs chips that compute the same bits" in ended.stderr
     assert "step 1" not in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_link_that_changes_bytes_is_left_out_with_checksums_and_told_without(
+    tmp_path: Path,
+) -> None:
+    fault = "corrupt link:0,0-0,1 at 6"
+    more: dict[str, Any] = {"mesh": "2x2", "steps": 14, "check_shares": 4, "inject": [fault]}
+
+    summed = elastic(tmp_path / "summed", **more, checksum=True)
+    plain = elastic(tmp_path / "plain", **more)
+
+    assert summed["finished"], summed["why"]
+    assert of_kind(summed, "generation")[-1]["cut"] == ["link:0,0-0,1"]
+    assert out(summed) == []
+    assert not plain["finished"]
+    assert out(plain) == []
+    assert any("find it with --checksum" in event["fault"] for event in of_kind(plain, "fault"))

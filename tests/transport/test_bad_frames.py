@@ -500,3 +500,33 @@ def test_ranks_of_which_one_makes_no_checksums_of_payloads_lose_each_other() -> 
 
     assert "rank 1 sent rank 0 a frame without a checksum of its payload; switch" in str(outcome[0])
     assert isinstance(outcome[0], PeerLostError)
+
+
+@pytest.mark.parametrize("sums_payloads", [True, False])
+def test_a_link_that_changes_bytes_is_named_if_payloads_have_checksums(
+    sums_payloads: bool,
+) -> None:
+    load_event_loop()
+    with transports(2, link_timeout_s=LINK_TIMEOUT_S, sums_payloads=sums_payloads) as both:
+        payloads = [np.arange(1000, dtype=np.float32) for _ in both]
+
+        def work(rank: int) -> str:
+            both[rank].connect({1 - rank: both[1 - rank].address}, timeout_s=HANG_S)
+            if rank == 0:
+                both[rank].corrupt(1)
+            task = task_for(PROGRAMS[rank], payloads[rank], n_slices=N_SLICES)
+            try:
+                both[rank].run(task, payloads[rank].view(np.uint8))
+            except PeerLostError as error:
+                return str(error)
+            finally:
+                both[rank].drop([1 - rank])
+            return "right" if (payloads[rank] == 2 * np.arange(1000)).all() else "wrong"
+
+        first, second = together(work, 2)
+
+    if sums_payloads:
+        assert first == "rank 1 sent rank 0 a frame whose payload does not match its checksum"
+        assert second != "wrong"
+    else:
+        assert first == "wrong"

@@ -15,7 +15,7 @@ _NEEDS = ("starlette", "uvicorn")
 
 ExploreOption = Annotated[
     bool,
-    typer.Option("--explore", help="Serve a live page of the job to this machine; see explore."),
+    typer.Option("--explore", help="Serve a live page of the job; see explore."),
 ]
 AllowFaultsOption = Annotated[
     bool,

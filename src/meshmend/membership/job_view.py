@@ -543,7 +543,7 @@ class ChipStates:
                 self.set(absent, ChipState.JOINING)
             case FaultKind.SLOW | FaultKind.CUT | FaultKind.FREEZE:
                 pass
-            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE | FaultKind.CORRUPT:
                 pass
             case _:
                 assert_never(kind)

@@ -36,6 +36,7 @@ from meshmend.transport.frames import (
     CHECK_WORD,
     CLOSED,
     CODE,
+    CORRUPTED,
     DIRECT_ADD,
     DIRECT_PUT,
     DONE,
@@ -526,6 +527,8 @@ def _pull(loop, peer, block):  # type: ignore[no-untyped-def]
         if n_read <= 0:
             return _mark_closed(links, peer)
         if in_header == HEADER_BYTES:
+            if links[peer, CORRUPTED]:
+                _corrupt(address, n_read)
             status = _count_payload(loop, peer, n_read, block)
             if status != DONE:
                 return status
@@ -538,6 +541,15 @@ def _pull(loop, peer, block):  # type: ignore[no-untyped-def]
             if status != DONE:
                 return status
     return DONE
+
+
+@plain_kernel
+def _corrupt(address, n_bytes):  # type: ignore[no-untyped-def]
+    """Flip one bit in each 64 of these bytes, as a broken lane of a link would."""
+    first = (address + 7) // 8 * 8
+    n_words = (address + n_bytes - first) // 8
+    for at in range(0, n_words, 8):
+        _table(first, 1, n_words)[0, at] ^= 1 << 20
 
 
 @plain_kernel

@@ -61,7 +61,8 @@ ANNOUNCED: Final = 18  # the last call that this rank has told the peer it start
 TO_ANNOUNCE: Final = 19  # the last call that it has to tell
 IN_CHECKSUM: Final = 20  # of the payload read so far
 FAULT: Final = 21  # what is wrong with a frame of this peer: one of FAULTS, or 0
-IN_WORDS: Final = 22  # the header that is being read
+CORRUPTED: Final = 22  # a fault is injected: data from this peer changes on its way
+IN_WORDS: Final = 23  # the header that is being read
 OUT_WORDS: Final = IN_WORDS + HEADER_WORDS  # the header that is being sent
 N_LINK_COLUMNS: Final = OUT_WORDS + HEADER_WORDS
 

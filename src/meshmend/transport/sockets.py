@@ -206,6 +206,14 @@ class SocketTransport:
             with suppress(OSError):  # it may be broken already
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def corrupt(self, peer: int) -> None:
+        """Change bits of all data that comes from a rank, until its connection is made anew.
+
+        Below TCP's checksum nobody but a broken device can, so this end does it to what it has
+        read, before it looks at its own checksum.
+        """
+        self._links[peer, frames.CORRUPTED] = 1
+
     def answer_askers(self, on_asker: Callable[[socket.socket], None], *, epoch: int = 0) -> None:
         """Pass on callers that want anyone in an epoch; `on_asker` runs in another thread.
 

@@ -20,7 +20,12 @@ meshes = st.builds(
 seeds = st.integers(0, 2**32)
 durations_s = st.floats(0.0, 300.0)
 
-IN_LOOP = {FaultKind.FLIP, FaultKind.WRONG, FaultKind.THROTTLE}  # of a chip's own loop
+IN_LOOP = {
+    FaultKind.FLIP,
+    FaultKind.WRONG,
+    FaultKind.THROTTLE,
+    FaultKind.CORRUPT,
+}  # a chip's own loop
 
 
 def faults_of(mesh: Mesh, for_s: float, seed: int) -> tuple[Fault, ...]:

@@ -15,6 +15,7 @@ flip sum 0,1 at 40                    the same in the sums as this chip has them
 wrong 0,1 from 40                     flip one bit of what it computes, in one step of five
 throttle 0,1 from 40                  let a chip compute at a third of its speed, on and on
 throttle 0,1 from 40 for 20s          the same, for 20 s
+corrupt link:0,1-0,2 at 40            change bytes on their way to the first chip, from then on
 repair 2x2@0,2 at 60                  start the workers of a board again, or mend a link
 
 Every `Fault` object is valid on some mesh. This module does not know how a fault is carried out.
@@ -63,6 +64,7 @@ class FaultKind(StrEnum):
     FLIP = "flip"
     WRONG = "wrong"
     THROTTLE = "throttle"
+    CORRUPT = "corrupt"
 
 
 _STEADY: Final = (FaultKind.WRONG, FaultKind.THROTTLE)  # from a step on
@@ -138,8 +140,9 @@ class Fault:
 
     @property
     def is_in_loop(self) -> bool:
-        """Whether it is about what a worker computes: its own loop carries it out."""
-        return self.kind in (FaultKind.FLIP, FaultKind.WRONG, FaultKind.THROTTLE)
+        """Whether it is about what a worker computes or gets: its own loop carries it out."""
+        kinds = (FaultKind.FLIP, FaultKind.WRONG, FaultKind.THROTTLE, FaultKind.CORRUPT)
+        return self.kind in kinds
 
     @property
     def words(self) -> str:
@@ -166,7 +169,7 @@ class Fault:
                 return frozenset(self.chips())
             case FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT | FaultKind.REPAIR:
                 return frozenset()
-            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE | FaultKind.CORRUPT:
                 return frozenset()
             case _:
                 assert_never(self.kind)
@@ -180,7 +183,7 @@ class Fault:
                 FaultKind.KILL | FaultKind.HANG | FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT
             ):
                 return frozenset()
-            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE | FaultKind.CORRUPT:
                 return frozenset()
             case _:
                 assert_never(self.kind)
@@ -251,7 +254,7 @@ def _check_target(kind: FaultKind, target: Target) -> None:
             is_right, need = isinstance(target, Block), "chips, such as 1,1 or 2x2@0,2"
         case FaultKind.FREEZE:
             is_right, need = target == COORDINATOR, "the coordinator; to stop a chip, hang it"
-        case FaultKind.CUT:
+        case FaultKind.CUT | FaultKind.CORRUPT:
             is_right, need = isinstance(target, Link), "a link, such as link:0,1-0,2"
         case FaultKind.REPAIR:
             is_right, need = target != COORDINATOR, "chips or a link"
@@ -277,7 +280,7 @@ def _check_times(fault: Fault) -> None:
             is_right, need = fault.for_s is None, "no duration"
         case FaultKind.THROTTLE:
             is_right, need = fault.at_step is not None, "a step"
-        case FaultKind.FLIP | FaultKind.WRONG:
+        case FaultKind.FLIP | FaultKind.WRONG | FaultKind.CORRUPT:
             is_right = fault.for_s is None and fault.at_step is not None
             need = "a step, and no duration"
         case _:

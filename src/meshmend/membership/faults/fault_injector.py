@@ -21,7 +21,7 @@ from meshmend.membership.faults.fault import (
     Part,
     Process,
 )
-from meshmend.topology.failures import Chip, Failure
+from meshmend.topology.failures import Chip, Failure, Link
 
 SLOW_CYCLE_S: Final = 0.3  # a slow worker is stopped, then runs, in each cycle
 SLOW_STOPPED_S: Final = 0.2  # of each cycle
@@ -177,7 +177,7 @@ class FaultInjector:
         match fault.kind:
             case FaultKind.SLOW | FaultKind.FREEZE:
                 return True
-            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE | FaultKind.CORRUPT:
                 return True
             case FaultKind.HANG:
                 return fault.for_s is not None and fault.for_s < self._heartbeat_timeout_s
@@ -208,7 +208,7 @@ class FaultInjector:
                     self._control.mend(fault.target)
                 if fault.chips():
                     self._control.restart(fault.chips(), self.self_injected)
-            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE:
+            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE | FaultKind.CORRUPT:
                 pass  # the workers were told when they started
             case _:
                 assert_never(fault.kind)
@@ -238,17 +238,23 @@ class FaultInjector:
                 del self._pauses[process]
 
 
+def _corrupts(chip: Chip, fault: Fault) -> bool:
+    is_link = fault.kind is FaultKind.CORRUPT and isinstance(fault.target, Link)
+    return is_link and fault.target.first == chip  # type: ignore[union-attr]  # it is a link
+
+
 class SelfInjection:
     """Injects into the worker of one chip the faults that have a moment of a step, each once.
 
     `flips` says whether to flip a bit: once for each flip, again and again on a chip that is wrong.
     `throttle` lets a chip compute slowly.
+    `corrupted` says what the link to a chip changes from now on: what comes from it.
     """
 
     def __init__(self, chip: Chip, faults: Iterable[Fault]) -> None:
-        mine = [fault for fault in faults if chip in fault.chips()]
+        mine = [fault for fault in faults if chip in fault.chips() or _corrupts(chip, fault)]
         self._pending = [fault for fault in mine if fault.moment]
-        wrong = (FaultKind.FLIP, FaultKind.WRONG)
+        wrong = (FaultKind.FLIP, FaultKind.WRONG, FaultKind.CORRUPT)
         self._wrong = [fault for fault in mine if fault.kind in wrong]
         self._throttled = [fault for fault in mine if fault.kind is FaultKind.THROTTLE]
         self._since: dict[Fault, float] = {}  # when a chip began to be slow
@@ -280,6 +286,14 @@ class SelfInjection:
                 if now < since + (math.inf if fault.for_s is None else fault.for_s):
                     time.sleep((_THROTTLED - 1) * computed_s)
                     return
+
+    def corrupted(self, step: int) -> Chip | None:
+        """Return the chip whose bytes are to change on their way to this one, from this step on."""
+        for fault in self._wrong:
+            if isinstance(fault.target, Link) and fault.is_due(step, 0.0):
+                self._wrong.remove(fault)
+                return fault.target.second
+        return None
 
     def at(self, moment: Moment, step: int, *, bucket: int | None = None) -> None:
         """Kill this process if a fault has this moment and step; 2 ms later in what takes time."""

@@ -154,6 +154,10 @@ class Exchange:
         """Break the connection to a chip, as a cut link would."""
         self.transport.sever(self._seats[chip])
 
+    def corrupt(self, chip: Chip) -> None:
+        """Change bytes of what comes from a chip, as a link that is broken would."""
+        self.transport.corrupt(self._seats[chip])
+
     def sent_bytes(self) -> dict[Chip, int]:
         """Return how many bytes this chip has sent to each other; any thread may call this."""
         return {self.chip_of(seat): n for seat, n in self.transport.sent_bytes().items()}

@@ -530,6 +530,9 @@ class JobCore:
         for part in (Part.WEIGHTS, Part.STATE):
             if self._self_injection.flips(part, self.step_number):
                 flip_held(self._learner, part, self.chip, self.step_number)
+        peer = self._self_injection.corrupted(self.step_number)
+        if peer is not None and self._exchange is not None:
+            self._exchange.corrupt(peer)
 
     def _before_sum(self, number: int) -> None:
         """Do what is to be done when this chip's part of a sum is complete."""
@@ -560,21 +563,23 @@ class JobCore:
         return self.calls.share_out(n_parts, compute)
 
     def _sum_all(self) -> None:
-        self._culprits = self._sums.complete()
-        self._flip_payload(Part.SUM)
-        if self._comparison is not None:
-            if self._culprits is not None:  # a flipped bit may be why
-                self._learner.undo()
-                self._comparison.take()
-            try:
+        try:
+            self._culprits = self._sums.complete()
+            self._flip_payload(Part.SUM)
+            if self._comparison is not None:
+                if self._culprits is not None:  # a flipped bit may be why
+                    self._learner.undo()
+                    self._comparison.take()
                 self._finding = self._compare(self._comparison)
-            except (InputError, ReplicasDifferError, WrongResultError) as error:
-                self._learner.undo()
-                if self._loop is not None and not isinstance(error, ReplicasDifferError):
-                    self._loop.is_over = True  # it has left for a reason, which is told
-                raise
-            if self._finding is not None:
-                return
+        except (InputError, ReplicasDifferError, WrongResultError) as error:
+            self._learner.undo()
+            if self._loop is not None and not isinstance(error, ReplicasDifferError):
+                self._loop.is_over = True  # it has left for a reason, which is told
+            if isinstance(error, WrongResultError):
+                self._set_aside()
+            raise
+        if self._finding is not None:
+            return
         if self._sharding is not None and self._culprits is None:
             self._sharding.gather()
 
@@ -652,13 +657,18 @@ class JobCore:
         coordinator_client().flush()
         with suppress(TransportError):  # nobody ends the job before the event is sent
             self._exchange.gather_numbers([step])
-        if self.is_leader and right_until is not None:
-            self._saving.set_aside(right_until)
+        self._set_aside()
         since = "" if right_until is None else f"; all were right until step {right_until}"
         raise WrongResultError(
             f"chips {', '.join(map(str, wrong))} computed wrong numbers in step {step}{since}, and "
             "the job was told to stop; repair them, and go on with --resume"
         )
+
+    def _set_aside(self) -> None:
+        """Let no job read the checkpoints that may hold wrong numbers."""
+        right_until = self._checks.right_until if self._checks else None
+        if self.is_leader and right_until is not None:
+            self._saving.set_aside(right_until)
 
     def _update(self) -> float:
         """Update the learner, unless the sums are not finite; return the loss.

@@ -176,7 +176,7 @@ class ShareChecks:
             raise WrongResultError(
                 f"the sums of step {step + 1} are not those of what the chips have put in, "
                 f"{self._n_undecided} times in a row: a chip adds wrong, or a link changes bytes; "
-                f"find the link with {CHECKSUM.name}=1"
+                f"find the link with --checksum or {CHECKSUM.name}=1"
             )
         self._forced = self._exchange.generation_number, step
         return Finding(is_void=True, sums=tuple(wrong))
