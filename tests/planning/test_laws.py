@@ -1,5 +1,8 @@
 """Laws that `auto` keeps on random meshes, payloads and fabrics."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +14,9 @@ from meshmend.planning.plan import plan
 from meshmend.planning.pricing import price, supported_names
 from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
+from meshmend.simulator.limit import limit
 from meshmend.topology.fabric import Fabric, fabric
+from meshmend.topology.failures import Chip, Link
 from meshmend.topology.mesh import Mesh
 from strategies import connected_meshes
 
@@ -61,6 +66,69 @@ def test_a_plan_takes_as_long_as_the_simulation_of_auto_says(
     planned = plan(mesh, payload=payload_bytes, fabric=machine, collective=collective)
 
     assert planned.predicted().time_s == pytest.approx(auto.time_s, rel=1e-9)
+
+
+def images(mesh: Mesh) -> list[Mesh]:
+    """Return the mirror image of a mesh along each axis, and the mesh with its axes reversed."""
+
+    def moved(to: Callable[[Chip], Chip], image: Mesh) -> Mesh:
+        links = (Link.between(to(each.first), to(each.second)) for each in mesh.failed_links)
+        return replace(image, failed=frozenset(map(to, mesh.failed)), failed_links=frozenset(links))
+
+    def mirrored(axis: int) -> Callable[[Chip], Chip]:
+        last = mesh.shape[axis] - 1
+        return lambda chip: (*chip[:axis], last - chip[axis], *chip[axis + 1 :])
+
+    whole = replace(mesh, failed=frozenset(), failed_links=frozenset())
+    turned = replace(whole, shape=mesh.shape[::-1], wrap=mesh.wrap[::-1])
+    mirrors = [moved(mirrored(axis), whole) for axis in range(len(mesh.shape))]
+    return [*mirrors, moved(lambda chip: chip[::-1], turned)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(connected_meshes(), PAYLOADS, st.sampled_from(FABRICS), st.sampled_from(list(Collective)))
+def test_images_of_a_mesh_have_one_limit(
+    mesh: Mesh, payload_bytes: int, machine: Fabric, collective: Collective
+) -> None:
+    least_s = limit(mesh, machine, payload_bytes, collective).time_s
+
+    for image in images(mesh):
+        assert limit(image, machine, payload_bytes, collective).time_s == pytest.approx(least_s)
+
+
+BETTER = {
+    "link_bandwidth_bytes_per_s": 1.3,
+    "hop_latency_s": 0.7,
+    "message_overhead_s": 0.7,
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    connected_meshes(),
+    PAYLOADS,
+    st.sampled_from(FABRICS),
+    st.sampled_from(list(Collective)),
+    st.sampled_from(sorted(BETTER)),
+)
+def test_neither_a_better_fabric_nor_fewer_bytes_raise_the_limit(
+    mesh: Mesh, payload_bytes: int, machine: Fabric, collective: Collective, figure: str
+) -> None:
+    better = machine.with_(**{figure: BETTER[figure] * getattr(machine, figure)})
+    most_s = (1 + 1e-9) * limit(mesh, machine, payload_bytes, collective).time_s
+
+    assert limit(mesh, better, payload_bytes, collective).time_s <= most_s
+    assert limit(mesh, machine, 0.9 * payload_bytes, collective).time_s <= most_s
+
+
+def test_the_limit_of_a_machine_without_latency_is_no_single_overhead() -> None:
+    """With messages of one overhead, what a chip of four links knows grows fivefold at most."""
+    machine = Fabric("no latency", 1e12, 0.0, 1e-6)
+
+    bound = limit(Mesh((16, 16), (True, True)), machine, 1)
+
+    assert bound.kind == "messages"
+    assert bound.time_s == pytest.approx(4e-6)
 
 
 @settings(max_examples=60, deadline=None)
