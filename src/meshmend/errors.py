@@ -39,6 +39,29 @@
 Messages say who needs what, what it got, and what to do.
 """
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_Value = TypeVar("_Value")
+
+
+def hides_frames(function: Callable[_P, _Value]) -> Callable[_P, _Value]:
+    """Return a function whose input errors show the caller's lines, and none of ours.
+
+    For what users call from a script: their line is wrong, so their line ends the traceback.
+    """
+
+    @wraps(function)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _Value:
+        try:
+            return function(*args, **kwargs)
+        except InputError as error:
+            raise error.with_traceback(None) from None
+
+    return called
+
 
 class MeshmendError(Exception):
     """The root: catch this to catch everything that meshmend raises on purpose."""

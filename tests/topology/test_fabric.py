@@ -15,6 +15,7 @@ def test_every_machine_of_the_list_has_a_preset_with_a_source() -> None:
         "trainium2",
         "wormhole-galaxy",
         "dojo",
+        "dgx-spark",
         "testbed-50mbit",
     ]
     assert all(preset.source and preset.usual_mesh for preset in FABRICS.values())

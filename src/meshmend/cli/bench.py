@@ -124,12 +124,12 @@ def bench_command(
     check_writable(output, save / "result.json" if save else None)
     with progress(quiet=as_json) as bar:
         measured = run_benchmark(request, _BusyWarning(bar))
-    for reason in measured.absent.values():
-        note(f"meshmend: left out: {reason}")
     if as_json:
         print_json(summary(measured))
     else:
         _print_results(measured)
+    if measured.absent:
+        note(f"meshmend: left out: {'; '.join(measured.absent.values())}")
     if output is not None:
         write_text(output, results_svg(measured))
     if save is not None:

@@ -32,7 +32,7 @@ _SHOW_BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 30.0  # where there is no terminal
 # How many loops a plan compiles on a new machine, measured.
 _ABOUT_N_LOOPS = 90
-_COMPILING = "compiling for the first use on this machine; this takes some seconds, once ..."
+_COMPILING = "compiling for the first use on this machine; this takes about half a minute, once ..."
 
 
 def print_json(value: Any) -> None:

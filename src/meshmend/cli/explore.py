@@ -22,6 +22,8 @@ from meshmend.cli.options import (
     FailOption,
     PayloadOption,
     SecretOption,
+    SlowOption,
+    TileOption,
     WrapOption,
     mesh_of,
 )
@@ -29,6 +31,7 @@ from meshmend.errors import InputError
 from meshmend.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from meshmend.pages.explore.explorer_question import ExplorerQuestion
     from meshmend.pages.explore.page_server import PageServer
     from meshmend.planning.target import Target
     from meshmend.topology.mesh import Mesh
@@ -43,6 +46,12 @@ def explore_command(
     ] = None,
     wrap: WrapOption = "none",
     fail: FailOption = None,
+    slow: SlowOption = None,
+    collective: Annotated[
+        str,
+        typer.Option("--collective", metavar="KIND", help="allreduce (a sum) or all-to-all."),
+    ] = "allreduce",
+    tile: TileOption = None,
     payload: PayloadOption = "100MB",
     fabric: FabricOption = "reference",
     algorithm: Annotated[
@@ -88,8 +97,11 @@ def explore_command(
     """Serve a page on which you click chips, boards and links dead, and see plan and price at once.
 
     The page shows the rings or trees of the plan, the load of every link, the schedule as it runs,
-    and each algorithm's time next to the limit. It is served to this machine alone, at an address
-    with a token that only you see, until you press Ctrl-C. It needs no network.
+    and each algorithm's time next to the limit. A click can also make a link slow, and the page
+    can show an all-to-all, or the sums of replicas of several chips (tiles).
+
+    It is served to this machine alone, at an address with a token that only you see, until you
+    press Ctrl-C. It needs no network.
 
     With --coordinator it shows a running job instead: the mesh as it is now, steps, loss,
     recoveries as they happen, and who waits for whom. It needs the job's secret.
@@ -106,6 +118,8 @@ def explore_command(
 
     - meshmend explore --mesh 16x16x16 --wrap all --fabric tpu-v4 --browser
 
+    - meshmend explore --mesh 8x8 --fail 1,1 --tile 2x2
+
     - meshmend explore --mesh 16x16 --fail board:2,2 --export page.html
 
     - meshmend explore --coordinator 10.0.0.1:7000 --secret-file job.secret
@@ -117,20 +131,26 @@ def explore_command(
     from meshmend.planning.target import Target
 
     target = Target().with_(payload, fabric)
-    if export is not None:
-        if coordinator is not None:
-            raise InputError("--export keeps plans, not a job; leave --coordinator out")
-        _export(export, mesh_of(mesh or "8x8", wrap, fail), target, algorithm, most, search)
-        return
-    if search:
+    if export is not None and coordinator is not None:
+        raise InputError("--export keeps plans, not a job; leave --coordinator out")
+    if export is None and search:
         raise InputError("--search is for --export; a served page searches by itself")
-    check_installed("meshmend explore")
-    if coordinator is None:
-        server = _server(mesh or "8x8", wrap, fail, target, algorithm)
-    elif mesh is not None or fail:
-        raise InputError("--coordinator shows the mesh of a job; leave --mesh and --fail out")
-    else:
+    if coordinator is not None:
+        if mesh is not None or fail or slow or tile or collective != "allreduce":
+            raise InputError(
+                "--coordinator shows the mesh of a job; leave --mesh, --fail, --slow, --tile and "
+                "--collective out"
+            )
+        check_installed("meshmend explore")
         server = _live_server(coordinator, secret_file, wrap, target, faults_to)
+    else:
+        broken = mesh_of(mesh or "8x8", wrap, fail, slow)
+        question = _question(broken, target, algorithm, collective, tile)
+        if export is not None:
+            _export(export, question, most, search)
+            return
+        check_installed("meshmend explore")
+        server = _server(question)
 
     def ready(address: str) -> None:
         print(f"explorer     {address}", flush=True)
@@ -143,19 +163,28 @@ def explore_command(
         server.run(port, ready)
 
 
-def _export(
-    path: Path, broken: "Mesh", target: "Target", algorithm: str, most: str, search: bool
-) -> None:
+def _question(
+    broken: "Mesh", target: "Target", algorithm: str, collective: str, tile: str | None
+) -> "ExplorerQuestion":
+    from meshmend.pages.explore.explorer_question import ExplorerQuestion
+    from meshmend.planning.target import collective_named
+
+    question = ExplorerQuestion(broken, target, algorithm, collective_named(collective), tile or "")
+    if tile:
+        broken.tiles(tile)  # refuses one that does not fit
+    return question
+
+
+def _export(path: Path, question: "ExplorerQuestion", most: str, search: bool) -> None:
     check_suffix(path, ".html")
     check_writable(path)
     most_bytes = parse_bytes(most)
     announce_compilation()
-    from meshmend.pages.explore.explorer_question import ExplorerQuestion
     from meshmend.pages.explore.kept_page import kept_page
 
     with progress(or_line=True) as bar:
         made = kept_page(
-            ExplorerQuestion(broken, target, algorithm),
+            question,
             most_bytes=most_bytes,
             search=search,
             cache_dir=cache_dir(),
@@ -169,17 +198,17 @@ def _export(
 
 
 def _counted(units: dict[str, int]) -> str:
-    return ", ".join(f"{n} {unit}{'' if n == 1 else 's'}" for unit, n in units.items() if n)
+    words = {"slow": "slow link"}
+    return ", ".join(
+        f"{n} {words.get(unit, unit)}{'' if n == 1 else 's'}" for unit, n in units.items() if n
+    )
 
 
-def _server(
-    mesh: str, wrap: str, fail: list[str] | None, target: "Target", algorithm: str
-) -> "PageServer":
-    broken = mesh_of(mesh, wrap, fail)
-    from meshmend.pages.explore.explorer_question import ExplorerQuestion, page_start
+def _server(question: "ExplorerQuestion") -> "PageServer":
+    from meshmend.pages.explore.explorer_question import page_start
     from meshmend.pages.explore.page_server import PageServer
 
-    return PageServer(page_start(ExplorerQuestion(broken, target, algorithm)), cache_dir())
+    return PageServer(page_start(question), cache_dir())
 
 
 def _live_server(

@@ -218,6 +218,7 @@ def simulate_command(
             _print_sweep(results)
         else:
             _print_comparison(results[0])
+        _note_refused(results[0])
     if save_trace is not None:
         _write_trace(results[0], save_trace)
     if output is not None:
@@ -328,13 +329,21 @@ def _heat_map(result: "Comparison") -> str:
 
 
 def _print_head(result: "Comparison") -> None:
-    """Print the mesh, the fabric and the collective, and why algorithms were left out."""
+    """Print the mesh, the fabric and the collective."""
     print(f"mesh         {result.mesh}")
     print(f"fabric       {result.fabric}")
     if result.limit.collective != "allreduce":
         print(f"collective   {result.limit.collective}")
-    for name, reason in result.refused.items():
-        note(f"meshmend: {name} left out: {reason}")
+
+
+def _note_refused(result: "Comparison") -> None:
+    """Say in one line which algorithms were left out, and how to learn why."""
+    if result.refused:
+        names = ", ".join(result.refused)
+        note(
+            f"meshmend: left out, because they do not support this mesh: {names}; name one with "
+            "--algorithm to see why"
+        )
 
 
 def _print_comparison(result: "Comparison") -> None:
@@ -421,6 +430,7 @@ def _print_buckets(result: "BucketComparison") -> None:
             f"{format_time(in_turn_s):>9} {price.ratio(in_turn_s):>7.3f}x "
             f"{format_time(in_flight_s):>9} {price.ratio(in_flight_s):>7.3f}x"
         )
+    _note_refused(whole)
 
 
 def _check_trace(path: Path | None, payloads: Sequence[int]) -> None:

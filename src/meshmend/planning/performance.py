@@ -3,6 +3,7 @@
 They call `simulator/`, which times any schedule on any routes, and `limits/`, which proves bounds.
 """
 
+from meshmend.errors import hides_frames
 from meshmend.planning.plan import Plan, plan
 from meshmend.planning.target import Payload, Target, collective_named
 from meshmend.schedule.table import Collective
@@ -14,6 +15,7 @@ from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 
 
+@hides_frames
 def simulate(
     what: Plan | Mesh,
     payload: Payload | None = None,
@@ -42,6 +44,7 @@ def simulate(
     return what.predicted(payload, fabric)
 
 
+@hides_frames
 def limit(
     what: Plan | Mesh,
     payload: Payload | None = None,

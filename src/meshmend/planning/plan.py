@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import InputError, PlanFileError, UnsupportedError
+from meshmend.errors import InputError, PlanFileError, UnsupportedError, hides_frames
 from meshmend.planning.choose import choose, choose_trees, chosen_schedule
 from meshmend.planning.colour_search import fastest_colours
 from meshmend.planning.files import PlanFile, read_plan, write_plan
@@ -220,6 +220,7 @@ def tiling_summary(tiling: Tiling) -> dict[str, Any]:
     }
 
 
+@hides_frames
 def plan(
     mesh: Mesh,
     algorithm: str = AUTO,
@@ -365,6 +366,7 @@ def planned(mesh: Mesh, schedule: Schedule, target: Target) -> Plan:
     return _proved(file, largest_part(mesh), _Steps(no_progress))
 
 
+@hides_frames
 def load_plan(
     path: str | Path, *, mesh: Mesh | None = None, progress: ProgressCallback = no_progress
 ) -> Plan:

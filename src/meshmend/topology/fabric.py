@@ -158,6 +158,15 @@ _PRESETS = (
     _other("wormhole-galaxy", 50, "4x8 mesh", f"{_PUBLIC} {_ASSUMED}"),
     _other("dojo", 1000, "mesh of D1 dies", f"Low confidence: about 1 TB/s an edge. {_ASSUMED}"),
     Fabric(
+        "dgx-spark",
+        link_bandwidth_bytes_per_s=12.5e9,
+        hop_latency_s=2e-6,
+        message_overhead_s=500e-9,
+        source="Public descriptions: two cables of 200 Gbit/s behind two PCIe links of about 100 "
+        f"Gbit/s, so half of that a cable while both are busy; not measured by us. {_ASSUMED}",
+        usual_mesh="ring of 3",
+    ),
+    Fabric(
         "testbed-50mbit",
         link_bandwidth_bytes_per_s=6.15e6,
         hop_latency_s=44e-6,

@@ -6,12 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from browsing import QUESTION
-from meshmend.errors import InputError
+from meshmend.errors import InputError, TopologyError
 from meshmend.pages.explore.explorer_answers import (
     first_answers,
+    first_plan,
     flows_of,
+    heat_answers,
     hole_words,
     searched_answers,
+    usual_rows,
     whole_channels,
 )
 from meshmend.pages.explore.explorer_question import document_of, question_of
@@ -124,7 +127,18 @@ def test_answers_come_in_the_order_of_the_page_and_agree_with_the_limit() -> Non
 
 @pytest.mark.parametrize(
     "changes",
-    [{"mesh": "1x1"}, {"mesh": "5"}, {"mesh": "2x2x2"}, {"mesh": "3x3", "fail": ["0,1", "1,0"]}],
+    [
+        {"mesh": "1x1"},
+        {"mesh": "5"},
+        {"mesh": "2x2x2"},
+        {"mesh": "3x3", "fail": ["0,1", "1,0"]},
+        {"slow": ["link:0,0-0,1=0.25"], "fail": ["2,2"]},
+        {"tile": "2x2", "fail": ["1,1"]},
+        {"tile": "2x2", "mesh": "2x2"},
+        {"tile": "1x1"},
+        {"collective": "all-to-all", "fail": ["1,1"]},
+        {"collective": "all-to-all", "algorithm": "pairs", "mesh": "1x1"},
+    ],
 )
 def test_odd_meshes_are_answered(changes: dict[str, object]) -> None:
     question = question_of({**QUESTION, **changes})
@@ -152,17 +166,62 @@ def test_an_algorithm_that_does_not_support_the_mesh_is_refused_and_the_rest_goe
         ({"fail": "0,0"}, "`fail` as a list"),
         ({"algorithm": "magic"}, "there is no algorithm 'magic'"),
         ({"payload": "1 apple"}, "apple"),
+        ({"slow": "link"}, "`slow` as a list"),
+        ({"tile": "two"}, "--tile needs positive extents"),
+        ({"tile": "2x2", "algorithm": "trees"}, "tiles have a plan of their own"),
+        ({"collective": "all-gather"}, "shows allreduce and all-to-all"),
+        ({"collective": "all-to-all", "algorithm": "trees"}, "there is no algorithm 'trees'"),
     ],
 )
 def test_questions_that_cannot_be_read_are_refused(changes: dict[str, object], why: str) -> None:
-    with pytest.raises(InputError, match=why):
+    with pytest.raises((InputError, TopologyError), match=why):
         question_of({**QUESTION, **changes})
 
 
 def test_a_question_is_written_and_read_back() -> None:
-    question = question_of({**QUESTION, "fail": ["board:0,0", "link:2,2-2,3"]})
+    words = {"fail": ["board:0,0", "link:2,2-2,3"], "slow": ["link:3,2-3,3=0.5"], "tile": "1x2"}
+    question = question_of({**QUESTION, **words})
 
     assert question_of(document_of(question)) == question
+
+
+def test_the_flows_of_tiles_are_those_of_each_colour_and_reach_its_chips() -> None:
+    made = plan(BROKEN, tile="2x2", payload="1MB")
+    assert made.tiling is not None
+
+    flows = flows_of(made)
+
+    chips = np.ravel_multi_index(tuple(BROKEN.coordinates.T), BROKEN.shape)
+    assert [flow.name for flow in flows] == [f"colour {each}" for each in range(4)]
+    for colour, flow in enumerate(flows):
+        its = set(chips[made.tiling.colour_of == colour].tolist())
+        for part in flow.parts:
+            senders = {channel // 4 for channel in part}
+            assert len(its - senders) <= 1  # the root sends to nobody
+
+
+def test_without_knowing_the_speeds_a_slow_link_costs_more() -> None:
+    question = question_of({**QUESTION, "slow": ["link:0,0-0,1=0.25"]})
+
+    (row,) = usual_rows(question)
+
+    assert row["instead"] == "Without knowing the speeds"
+    assert row["time_s"] > 1.5 * first_plan(question).time_s
+
+
+def test_the_map_of_an_all_to_all_has_every_chip_and_every_link() -> None:
+    question = question_of({**QUESTION, "mesh": "3x3", "collective": "all-to-all"})
+
+    answers = list(heat_answers(question, no_progress))
+
+    assert len(answers) == 9 + 12
+    assert all(each["time_s"] >= 0.5 * each["full_s"] for each in answers)
+
+
+def test_a_hole_that_leaves_no_tile_is_not_on_the_map() -> None:
+    question = question_of({**QUESTION, "mesh": "2x2", "tile": "2x2"})
+
+    assert {each["unit"] for each in heat_answers(question, no_progress)} == {"link"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from browsing import Browsed, browsed
 from meshmend.cli.main import run_line
@@ -22,8 +24,8 @@ from meshmend.topology.mesh import Mesh, format_wrap
 PLANS = """async (holes) => {
   const { ask, getJson } = await import("asker.js"), { question } = await getJson("start");
   const plans = [];
-  for (const fail of holes)
-    for await (const answer of ask("first", { ...question, fail })) plans.push(answer);
+  for (const [fail, slow] of holes)
+    for await (const answer of ask("first", { ...question, fail, slow })) plans.push(answer);
   return plans;
 }"""
 
@@ -89,7 +91,7 @@ def test_every_hole_has_trees_that_reach_every_live_chip_over_live_links(
     broken = [each for unit in made.holes for each in broken_meshes(full, unit)]
 
     with browsed(chromium, path.as_uri(), offline=True) as page:
-        words = [[str(part) for part in each.failures()] for each in broken]
+        words = [[list(map(str, part)) for part in (each.failures(), each.slow)] for each in broken]
         answers = page.page.evaluate(PLANS, words)
 
     assert made.left_out == {}
@@ -97,6 +99,7 @@ def test_every_hole_has_trees_that_reach_every_live_chip_over_live_links(
     assert len(plans) == len(broken) == len(answers) / 2
     for each, plan in zip(broken, plans, strict=True):
         check_trees(each, plan)
+        check_slow_links(each, plan)
 
 
 def check_trees(mesh: Mesh, plan: dict[str, Any]) -> None:
@@ -128,12 +131,60 @@ def check_trees(mesh: Mesh, plan: dict[str, Any]) -> None:
     assert used <= loaded <= set(after)
 
 
+def check_slow_links(mesh: Mesh, plan: dict[str, Any]) -> None:
+    """Check that a slow link carries less than others: the plan was turned onto this link."""
+    n_ports = 2 * len(mesh.shape)
+    for rank, port in np.argwhere(mesh.port_speeds < 1).tolist():
+        number = int(np.ravel_multi_index(mesh.live[rank], mesh.shape))
+        assert plan["loads"][number * n_ports + port] <= 0.26 * plan["max_load"]
+
+
+@pytest.mark.parametrize("layer", [{"tile": "1x2"}, {"collective": "all-to-all"}])
+def test_tiles_and_an_all_to_all_are_kept_for_every_hole(
+    layer: dict[str, str], tmp_path: Path, chromium: Any
+) -> None:
+    words = {"mesh": "2x4", "wrap": "none", "payload": "1MB", "fabric": "reference"}
+    question = question_of({**words, "algorithm": "auto", **layer})
+    made = kept_page(question, most_bytes=8_000_000, progress=no_progress)
+    path = tmp_path / "page.html"
+    path.write_text(made.text, encoding="utf-8")
+    holes = ["0,0", "1,3", "1,2"]
+
+    with browsed(chromium, path.as_uri(), offline=True) as page:
+        page.answered()
+        assert next(iter(layer.values())) in page.text("h1")
+        answers = page.page.evaluate(PLANS, [[[hole], []] for hole in holes])
+        page.page.select_option("#show", "heat")
+        page.wait_until("document.querySelector('#legend').textContent.includes('alone')")
+
+    assert made.left_out == {}
+    plans = [each for each in answers if each["kind"] == "plan"]
+    for hole, plan in zip(holes, plans, strict=True):
+        if "tile" not in layer:
+            assert plan["algorithm"] in {"pairs", "relays"}
+            continue
+        dead = int(np.ravel_multi_index(tuple(map(int, hole.split(","))), (2, 4)))
+        tiling = plan["tiling"]
+        assert tiling["tile_of"][dead] == -1
+        check_tiles(np.array(tiling["tile_of"]), np.array(tiling["colour_of"]))
+
+
+def check_tiles(tile_of: NDArray[np.int64], colour_of: NDArray[np.int64]) -> None:
+    """Check that the chips of each tile are neighbours and have all colours."""
+    assert set(tile_of) == {-1, 0, 1, 2}
+    for tile in range(3):
+        chips = np.flatnonzero(tile_of == tile)
+        assert sorted(colour_of[chips]) == [0, 1]
+        rows, columns = np.divmod(chips, 4)
+        assert rows.max() - rows.min() + columns.max() - columns.min() == 1
+
+
 def test_what_has_no_room_is_counted_and_the_file_keeps_below_the_limit() -> None:
     whole = kept("6x6")
     most_bytes = len(kept("1x1").text) + 10_000
     part = kept("6x6", most_bytes=most_bytes)
 
-    assert sum(whole.holes.values()) == 9 + 6 + 36 + 60
+    assert sum(whole.holes.values()) == 9 + 6 + 36 + 60 + 60
     assert len(part.text) < most_bytes + 500
     assert part.holes["board"] == 9
     assert part.left_out["link"] > 0
@@ -153,7 +204,7 @@ def test_a_search_falls_back_on_trees_where_the_algorithm_does_not_support_a_hol
 
     with browsed(chromium, path.as_uri(), offline=True) as page:
         page.wait_until("document.querySelectorAll('#table tbody tr').length > 4")
-        answers = page.page.evaluate(PLANS, [[], ["0,0"]])
+        answers = page.page.evaluate(PLANS, [[[], []], [["0,0"], []]])
 
     assert [each["algorithm"] for each in answers if each["kind"] == "plan"] == ["ring-1d", "trees"]
 
@@ -175,6 +226,9 @@ def test_it_holds_nothing_that_needs_a_network() -> None:
         (["--export", "page.html", "--export-size", "many"], "many"),
         (["--search"], "--search is for --export"),
         (["--export", "page.html", "--mesh", "99x99"], "4096"),
+        (["--export", "page.html", "--mesh", "4x4", "--tile", "5x5"], "take a smaller tile"),
+        (["--export", "page.html", "--collective", "all-gather"], "all-to-all"),
+        (["--tile", "2x2", "--coordinator", "a:1"], "--tile"),
     ],
 )
 def test_bad_options_are_one_line(

@@ -142,6 +142,61 @@ def test_the_map_of_what_hurts_most_covers_every_chip_and_link(page: Browsed) ->
     page.wait_until("!document.querySelector('#legend').textContent.includes('so far')")
 
 
+def test_a_click_slows_a_link_and_a_second_one_mends_it(page: Browsed) -> None:
+    page.page.check("input[name=tool][value=slow]")
+    page.page.focus("#canvas")
+    page.page.keyboard.press("ArrowRight")
+    page.page.keyboard.press("Enter")
+
+    assert page.page.input_value("#slow") == "link:0,0-0,1=0.25"
+    page.wait_until("document.querySelector('#headline').innerText.includes('knowing the speeds')")
+    assert page.text("#headline").startswith("1\u00a0link is slow.")
+    assert "slow link" in page.text("#legend")
+    page.page.keyboard.press("Enter")
+    assert page.page.input_value("#slow") == ""
+    page.page.keyboard.press("Enter")
+    page.page.click("#repair")
+    assert page.page.input_value("#slow") == ""
+
+
+def test_what_runs_is_one_choice_for_sums_tiles_and_all_to_all(page: Browsed) -> None:
+    page.page.fill("#fail", "1,1")
+    page.page.select_option("#work", "tile 2x2")
+    page.wait_until("document.querySelector('#figures').innerText.includes('15')")
+    assert "3\u00a0spares" in page.text("#headline")
+    assert {"colour 0", "colour 3"} <= set(page.text("#legend").splitlines())
+    page.page.select_option("#show", "flows")
+    assert page.page.locator("#phase option").all_inner_texts()[-1] == "colour 3"
+
+    page.page.select_option("#work", "all-to-all")
+    page.wait_until("document.querySelector('#headline').innerText.includes('every block')")
+    assert page.page.input_value("#show") == "load"
+    assert page.page.locator("#algorithm option").all_inner_texts() == ["auto", "pairs", "relays"]
+    page.page.press("#play", "Enter")
+    page.wait_until("Number(document.querySelector('#time').value) > 2")
+
+    page.page.press("#undo", "Enter")
+    page.wait_until("document.querySelector('#work').value === 'tile 2x2'")
+
+
+@pytest.mark.parametrize(
+    ("link", "why"),
+    [
+        ("mesh=4x4&collective=banana", "banana"),
+        ("mesh=4x4&slow=link:0,0-0,1=7", "a speed from 0.001 to 1"),
+        ("mesh=4x4&tile=9x9", "take a smaller tile"),
+        ("mesh=4x4&collective=all-to-all&tile=2x2", "tiles have a plan of their own"),
+        ("mesh=32x32&collective=all-to-all", "at most 512 chips"),
+    ],
+)
+def test_layers_that_cannot_be_are_one_sentence(
+    address: str, chromium: Any, link: str, why: str
+) -> None:
+    with browsed(chromium, f"{address}#{link}") as page:
+        page.wait_for("#problem:not([hidden])")
+        assert why in page.text("#problem")
+
+
 def test_next_hops_of_a_chip_are_listed(page: Browsed) -> None:
     page.page.select_option("#show", "hops")
     page.page.focus("#canvas")

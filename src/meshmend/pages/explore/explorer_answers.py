@@ -13,23 +13,27 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import UnsupportedError
+from meshmend.errors import TopologyError, UnsupportedError
 from meshmend.pages.explore.explorer_question import ExplorerQuestion
 from meshmend.pages.explore.single_holes import broken_meshes, hole_of
+from meshmend.planning.colour_comparison import INDEPENDENT, compared_colours
+from meshmend.planning.colour_search import fastest_colours, quick_colours
 from meshmend.planning.comparison import compared, refusals
-from meshmend.planning.packed_trees import trees_of
+from meshmend.planning.packed_trees import trees_of, with_equal_links
 from meshmend.planning.plan import AUTO, Plan, plan, planned
 from meshmend.planning.pricing import BASELINES, TREES, Price, price, supported_names
-from meshmend.planning.progress import ProgressCallback
+from meshmend.planning.progress import ProgressCallback, no_progress
 from meshmend.planning.quick_plan import QuickPlan, quick_plan, retargeted
-from meshmend.planning.target import Question, Target
+from meshmend.planning.target import Target
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
-from meshmend.schedule.table import REDUCE, Collective, Phase, Schedule
+from meshmend.schedule.table import REDUCE, Collective, Colours, Phase, Schedule
+from meshmend.simulator.colour_limit import colour_limit
 from meshmend.simulator.limit import limit
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.slices import best_slices
+from meshmend.topology.fabric import Fabric
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
@@ -37,6 +41,7 @@ from meshmend.topology.symmetry import stand_in
 FIRST: Final = "first"
 SEARCHED: Final = "searched"
 _FEW_CHIPS: Final = 256  # up to here the first answer is of the algorithm that was asked for
+_FEW_SEARCHED: Final = 64  # up to here a search for relays or for colours takes tenths of a second
 _MOST_USUAL_CHIPS: Final = 300  # up to here the baselines take tenths of a second
 _FEW_MESSAGES: Final = 200_000  # of the price of a first answer
 PAYLOADS_BYTES: Final = tuple(10.0**power for power in range(3, 10))
@@ -64,23 +69,64 @@ class PricedPlan:
 def first_plan(question: ExplorerQuestion) -> PricedPlan:
     """Return a proved plan that takes a fraction of a second to find, and its price.
 
-    It is of the algorithm that was asked for where that is quick, else of trees.
+    It is of the algorithm that was asked for where that is quick, else of trees; an all-to-all on
+    many chips sends every block straight.
+
+    Raises:
+        TopologyError: no tile fits.
     """
     mesh, target, name = question.mesh, question.target, question.algorithm
+    if question.tile:
+        return _first_colours(question)
+    if question.collective is Collective.ALL_TO_ALL:
+        is_many = name == AUTO and largest_part(mesh).n_live > _FEW_SEARCHED
+        return _plainly_priced(_planned(question, "pairs" if is_many else name))
     if name not in {AUTO, "trees"} and mesh.n_live <= _FEW_CHIPS:
         try:
-            made = plan(mesh, name, payload=target.payload_bytes, fabric=target.fabric)
+            return _plainly_priced(_planned(question, name))
         except UnsupportedError:
             return _quick(mesh, target)
-        program = program_of(made.schedule, made.hazards, made.placement.routes)
-        found = best_slices(
-            program,
-            target.fabric,
-            payload_bytes=target.payload_bytes,
-            max_messages=_FEW_MESSAGES,
-        )
-        return PricedPlan(made, found.time_s, found.slices)
     return _quick(mesh, target)
+
+
+def _planned(
+    question: ExplorerQuestion,
+    name: str,
+    cache_dir: Path | None = None,
+    progress: ProgressCallback = no_progress,
+) -> Plan:
+    return plan(
+        question.mesh,
+        name,
+        tile=question.tile or None,
+        collective=question.collective,
+        payload=question.target.payload_bytes,
+        fabric=question.target.fabric,
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+
+
+def _plainly_priced(made: Plan) -> PricedPlan:
+    """Return a plan and its time: in its own pipeline, or in as many slices as are fastest."""
+    if made.pipeline is not None:
+        found = made.predicted()
+    else:
+        found = best_slices(
+            program_of(made.schedule, made.hazards, made.placement.routes),
+            made.target.fabric,
+            payload_bytes=made.target.payload_bytes,
+            max_messages=max(_FEW_MESSAGES, 3 * made.schedule.n_rows),
+        )
+    return PricedPlan(made, found.time_s, found.slices)
+
+
+def _first_colours(question: ExplorerQuestion) -> PricedPlan:
+    tiling = question.mesh.tiles(question.tile)
+    if tiling.mesh.n_live <= _FEW_SEARCHED or tiling.n_colours == 1:
+        return _plainly_priced(_planned(question, AUTO))
+    made = planned(question.mesh, quick_colours(tiling), question.target)
+    return _plainly_priced(replace(made, tiling=tiling))
 
 
 @lru_cache(maxsize=8)
@@ -100,25 +146,32 @@ def searched_plan(
         UnsupportedError: the algorithm does not support this mesh.
     """
     mesh, target, name = question.mesh, question.target, question.algorithm
-    found = compared(
-        mesh, target.fabric, target.payload_bytes, [name], cache_dir=cache_dir, progress=progress
-    ).prices[0]
+    if question.tile:
+        return _plainly_priced(_planned(question, name, cache_dir, progress))
+    found = _searched_price(question, name, cache_dir, progress)
     if name == AUTO:
-        made = plan(
-            mesh,
-            payload=target.payload_bytes,
-            fabric=target.fabric,
-            cache_dir=cache_dir,
-            progress=progress,
-        )
+        made = _planned(question, name, cache_dir, progress)
     elif found.shape is not None:
         made = planned(mesh, trees_of(largest_part(mesh), found.shape).schedule, target)
         made = replace(made, pipeline=found.pipeline)
     else:
-        made = plan(mesh, name, payload=target.payload_bytes, fabric=target.fabric)
-        made = replace(made, pipeline=found.pipeline)
+        made = replace(_planned(question, name), pipeline=found.pipeline)
     words = found.detail.removeprefix(made.schedule.algorithm).strip(" ,")
     return PricedPlan(made, found.time_s, found.figures.slices, words, found)
+
+
+def _searched_price(
+    question: ExplorerQuestion, name: str, cache_dir: Path | None, progress: ProgressCallback
+) -> Price:
+    return compared(
+        question.mesh,
+        question.target.fabric,
+        question.target.payload_bytes,
+        [name],
+        collective=question.collective,
+        cache_dir=cache_dir,
+        progress=progress,
+    ).prices[0]
 
 
 def first_answers(question: ExplorerQuestion) -> Iterator[Document]:
@@ -134,14 +187,42 @@ def usual_rows(question: ExplorerQuestion) -> list[Document]:
     """Return what a broken mesh costs without meshmend, where tenths of a second are enough.
 
     `rank-ring` is what a library does that does not know the mesh. The baselines leave out live
-    chips until no hole is left.
+    chips until no hole is left. `instead` says in words what a row does without.
     """
     part, target = largest_part(question.mesh), question.target
-    if not question.mesh.failures() or part.n_live > _MOST_USUAL_CHIPS:
+    if question.tile or part.n_live > _MOST_USUAL_CHIPS:
         return []  # the search tells them later
-    asked = Question(part, target.payload_bytes, target.fabric)
-    found = (price(asked, name) for name in (*BASELINES, "rank-ring"))
-    return [_row(each) for each in found if each is not None]
+    rows: list[Document] = []
+    if question.collective is Collective.ALL_TO_ALL:
+        straight = price(question.on(part), "pairs")
+        assert straight is not None, "without a time to beat there is always a price"
+        return [{**_row(straight), "instead": "With every block straight"}]
+    if part.has_slow:
+        rows.append(_row_of_unknown_speeds(question.mesh, target))
+    # A link costs so little that nobody would leave out chips for it.
+    for name in (*BASELINES, "rank-ring") if question.mesh.failed else ():
+        found = price(question.on(part), name)
+        assert found is not None, "without a time to beat there is always a price"
+        rows.append({**_row(found), "instead": "Without meshmend"})
+    return rows
+
+
+def _row_of_unknown_speeds(mesh: Mesh, target: Target) -> Document:
+    """Return what the trees cost that one gets without knowing how fast links are."""
+    quick = quick_plan(with_equal_links(mesh), target)
+    part = largest_part(mesh)
+    made = replace(quick.plan, mesh=mesh, placement=placed(part, quick.plan.schedule))
+    found = made.predicted()
+    return {
+        "kind": "row",
+        "name": "speeds-unknown",
+        "time_s": found.time_s,
+        "slices": found.slices,
+        "chips": part.n_live,
+        "busiest": found.max_link_utilisation,
+        "detail": "trees that take every link to be as fast as the others",
+        "instead": "Without knowing the speeds",
+    }
 
 
 def heat_answers(question: ExplorerQuestion, progress: ProgressCallback) -> Iterator[Document]:
@@ -156,8 +237,11 @@ def heat_answers(question: ExplorerQuestion, progress: ProgressCallback) -> Iter
         for mesh in broken_meshes(full, unit):
             like = stand_in(mesh).mesh
             if like not in known:
-                known[like] = first_plan(replace(question, mesh=like)).time_s
                 progress(f"what the loss of a {unit} costs")
+                try:
+                    known[like] = first_plan(replace(question, mesh=like)).time_s
+                except TopologyError:  # no tile is left
+                    continue
             hole = hole_of(mesh)
             yield {
                 "kind": "heat",
@@ -190,21 +274,12 @@ def _full_time_s(
     question: ExplorerQuestion, cache_dir: Path | None, progress: ProgressCallback
 ) -> float:
     """Return what the algorithm takes on the mesh without failures; `auto` supports every mesh."""
-    target = question.target
+    full = replace(question, mesh=question.full_mesh)
+    if question.tile:
+        return searched_plan(full, cache_dir, progress).time_s
     for name in (question.algorithm, AUTO):
         try:
-            return (
-                compared(
-                    question.full_mesh,
-                    target.fabric,
-                    target.payload_bytes,
-                    [name],
-                    cache_dir=cache_dir,
-                    progress=progress,
-                )
-                .prices[0]
-                .time_s
-            )
+            return _searched_price(full, name, cache_dir, progress).time_s
         except UnsupportedError:
             continue
     raise AssertionError("auto supports every connected mesh")
@@ -215,15 +290,22 @@ def _rows(
 ) -> Iterator[Document]:
     """Yield what each algorithm costs, and why the others do not support this mesh."""
     part, target = largest_part(question.mesh), question.target
-    asked = Question(part, target.payload_bytes, target.fabric)
-    for name, why in refusals(part).items():
+    if question.tile:
+        asked_of = (question.mesh, question.tile, target.fabric, target.payload_bytes)
+        for each in compared_colours(*asked_of, progress=progress).prices:
+            is_apart = each.name == INDEPENDENT
+            yield _row(each) | ({"instead": "With a plan for each colour"} if is_apart else {})
+        return
+    for name, why in refusals(part, question.collective).items():
         yield {"kind": "row", "name": name, "why": why}
-    for name in (*supported_names(part), *(BASELINES if question.mesh.failures() else ())):
+    has_baselines = question.mesh.failures() and question.collective is Collective.ALLREDUCE
+    names = supported_names(part, question.collective)
+    for name in (*names, *(BASELINES if has_baselines else ())):
         if found is not None and found.price and name == found.plan.schedule.algorithm:
             yield _row(replace(found.price, name=name, detail=found.note))
             continue
         try:
-            result = price(asked, name, progress=progress)
+            result = price(question.on(part), name, progress=progress)
         except UnsupportedError as error:
             yield {"kind": "row", "name": name, "why": str(error)}
             continue
@@ -249,6 +331,7 @@ def hole_answer(
     """Return what a hole costs, next to the time of the mesh without failures."""
     lost = question.full_mesh.n_chips - found.plan.schedule.n_ranks
     words, reason = hole_words(full_s, found.time_s)
+    reason = reason if lost else ""
     return {
         "kind": "hole",
         "stage": stage,
@@ -272,7 +355,7 @@ def hole_words(full_s: float, time_s: float) -> tuple[str, str]:
 def plan_answer(found: PricedPlan, stage: str) -> Document:
     """Return a plan as the page draws it: its price, its proof, its loads and its flows."""
     made, part = found.plan, found.plan.placement.mesh
-    least = limit(part, made.target.fabric, made.target.payload_bytes)
+    least = made.limit()
     loads = np.zeros(part.n_chips * 2 * len(part.shape))
     loads[whole_channels(part)] = made.channel_loads
     return {
@@ -294,9 +377,27 @@ def plan_answer(found: PricedPlan, stage: str) -> Document:
         "max_load": float(loads.max(initial=0.0)),
         "stranded": [list(chip) for chip in made.stranded],
         "loads": np.round(loads, 4).tolist(),
+        "tiling": _tiling_answer(made),
         "flows": [
             {"name": flow.name, "kind": flow.kind, "parts": flow.parts} for flow in flows_of(made)
         ],
+    }
+
+
+def _tiling_answer(made: Plan) -> Document | None:
+    """Return the tile and the colour of each chip of the shape, -1 for none; None without tiles."""
+    if made.tiling is None:
+        return None
+    tiling, part = made.tiling, made.placement.mesh
+    chips = np.ravel_multi_index(tuple(part.coordinates.T), part.shape)
+    tile, colour = np.full((2, part.n_chips), -1)
+    tile[chips], colour[chips] = tiling.tile_of, tiling.colour_of
+    return {
+        "words": str(tiling),
+        "tiles": tiling.n_tiles,
+        "colours": tiling.n_colours,
+        "tile_of": tile.tolist(),
+        "colour_of": colour.tolist(),
     }
 
 
@@ -311,31 +412,56 @@ def curve_points(
     """Yield the limit's curve, then one curve for each algorithm whose table is not too large."""
     part, target = largest_part(question.mesh), question.target
     targets = [replace(target, payload_bytes=size) for size in PAYLOADS_BYTES]
-    limits = [limit(part, each.fabric, each.payload_bytes).time_s for each in targets]
-    yield {"kind": "curve", "name": "limit", "payloads": PAYLOADS_BYTES, "times": limits}
-    progress("payload curve: trees")
-    quick = quick_plan(part, target)
-    times = [retargeted(quick, each).time_s for each in targets]
-    yield {"kind": "curve", "name": TREES, "payloads": PAYLOADS_BYTES, "times": times}
-    for name in supported_names(part):
+    if question.tile:
+        yield from _colour_curves(question, targets, progress)
+        return
+    collective = question.collective
+    limits = [limit(part, each.fabric, each.payload_bytes, collective).time_s for each in targets]
+    yield _curve("limit", limits)
+    if collective is Collective.ALLREDUCE:
+        progress("payload curve: trees")
+        quick = quick_plan(part, target)
+        yield _curve(TREES, [retargeted(quick, each).time_s for each in targets])
+    for name in supported_names(part, collective):
         if name == TREES:
             continue
-        program = _program(part, name)
+        program = _program(part, name, collective)
         if program is None:
             continue
         times = []
         for each in targets:
             progress(f"payload curve: {name}")
             times.append(_time_s(program, each))
-        yield {"kind": "curve", "name": name, "payloads": PAYLOADS_BYTES, "times": times}
+        yield _curve(name, times)
 
 
-def _program(part: Mesh, name: str) -> Program | None:
+def _curve(name: str, times_s: list[float]) -> Document:
+    return {"kind": "curve", "name": name, "payloads": PAYLOADS_BYTES, "times": times_s}
+
+
+def _colour_curves(
+    question: ExplorerQuestion, targets: list[Target], progress: ProgressCallback
+) -> Iterator[Document]:
+    tiling = question.mesh.tiles(question.tile)
+    yield _curve("limit", [colour_limit(tiling, *_sizes(each)).time_s for each in targets])
+    times = []
+    for each in targets:
+        progress("payload curve: colours")
+        packed, pipeline = fastest_colours(tiling, *_sizes(each))
+        times.append(packed.simulated(*_sizes(each), pipeline).time_s)
+    yield _curve("colours", times)
+
+
+def _sizes(target: Target) -> tuple[Fabric, float]:
+    return target.fabric, target.payload_bytes
+
+
+def _program(part: Mesh, name: str, collective: Collective) -> Program | None:
     """Return an algorithm's program, or None where its table would be too large."""
     if name in {"ring-1d", "rank-ring"} and 4 * part.n_live**2 > _MOST_ROWS:
         return None  # known before it is built: 2 (n - 1) steps of n ranks, both ways round
     try:
-        schedule = algorithm(name).build(part, Collective.ALLREDUCE)
+        schedule = algorithm(name).build(part, collective)
     except UnsupportedError:
         return None
     if schedule.n_rows > _MOST_ROWS:
@@ -371,8 +497,15 @@ class Flow:
 
 
 def flows_of(plan: Plan) -> tuple[Flow, ...]:
-    """Return the flows of the reducing phases; the phases after them go the same ways back."""
+    """Return the flows of the reducing phases; the phases after them go the same ways back.
+
+    Each colour of a tiling has a flow of its own. An all-to-all has none.
+    """
     schedule = plan.schedule
+    if schedule.collective is Collective.ALL_TO_ALL:
+        return ()
+    if schedule.colours is not None:
+        return _colour_flows(plan, schedule.colours)
     reducing = [each for each in schedule.phases if _is_shown(schedule, each)]
     is_trees = schedule.algorithm == "trees"
     return tuple(
@@ -382,6 +515,19 @@ def flows_of(plan: Plan) -> tuple[Flow, ...]:
             _parts(plan, _tree_pairs(plan, phase) if is_trees else _ring_pairs(plan, phase)),
         )
         for phase in reducing
+    )
+
+
+def _colour_flows(plan: Plan, colours: Colours) -> tuple[Flow, ...]:
+    if not plan.schedule.phases:  # one tile has nothing to sum
+        return ()
+    trees = _tree_pairs(plan, plan.schedule.phases[0])
+    of_colour = [
+        [tree for tree, its in zip(trees, colours.of_chunk, strict=True) if its == colour]
+        for colour in range(int(colours.of_chunk.max()) + 1)
+    ]
+    return tuple(
+        Flow(f"colour {colour}", "tree", _parts(plan, its)) for colour, its in enumerate(of_colour)
     )
 
 

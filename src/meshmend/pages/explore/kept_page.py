@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from meshmend.errors import InputError, UnsupportedError
+from meshmend.errors import InputError, TopologyError, UnsupportedError
 from meshmend.pages.explore.explorer_answers import (
     FIRST,
     SEARCHED,
@@ -32,10 +32,17 @@ from meshmend.pages.explore.explorer_answers import (
 )
 from meshmend.pages.explore.explorer_question import PAGE, ExplorerQuestion, page_start
 from meshmend.pages.explore.planner_tasks import N_FRAMES, timeline_of
-from meshmend.pages.explore.single_holes import UNITS, Hole, broken_meshes, hole_of
+from meshmend.pages.explore.single_holes import (
+    SLOW,
+    UNITS,
+    Hole,
+    broken_meshes,
+    hole_of,
+    shared_image,
+    what_is_broken,
+)
 from meshmend.planning.progress import ProgressCallback
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.symmetry import stand_in
 from meshmend.units import format_bytes
 
 _FRAMES_KEPT: Final = 2  # one frame of so many, and a sixteenth of the shades: a tenth of the bytes
@@ -96,7 +103,7 @@ def kept_page(
         )
     wanted = [(unit, mesh) for unit in UNITS for mesh in broken_meshes(full, unit)]
     for place, (unit, mesh) in enumerate(wanted):
-        progress(f"{unit} {mesh.failures()[0]}", _PLANS_SHARE * place / len(wanted))
+        progress(f"{unit} {what_is_broken(mesh)}", _PLANS_SHARE * place / len(wanted))
         draft.add_unit(unit, mesh, answered)
     if search:
         draft.add_search(searched_answers(question, cache_dir, _no_part(progress)))
@@ -132,8 +139,7 @@ class _Draft:
         answers = [_compact(plan_answer(found, self._stage))]
         if mesh != asked.full_mesh:
             answers.append(hole_answer(asked, found, self._full_s, self._stage))
-            # A link costs so little that nobody would leave out chips for it.
-            answers += usual_rows(asked) if mesh.failed else []
+            answers += usual_rows(asked)
         hole = hole_of(mesh)
         if not self._put(hole, json.dumps(answers, separators=(",", ":")).encode()):
             return False
@@ -142,12 +148,17 @@ class _Draft:
 
     def add_unit(self, unit: str, mesh: Mesh, plan_of: Callable[[Mesh], PricedPlan]) -> None:
         """Keep the plan of a mesh that lost one unit, or rather of the mesh that stands for it."""
-        like = stand_in(mesh).mesh
+        like = shared_image(mesh)
         kept = hole_of(like)
-        if kept not in self.plans and (self._room <= 0 or not self.add(like, plan_of(like))):
-            self._left_out[unit] += 1
+        try:
+            if kept not in self.plans and (self._room <= 0 or not self.add(like, plan_of(like))):
+                self._left_out[unit] += 1
+                return
+        except TopologyError:  # no tile is left; the page says so
             return
         self._holes[unit] += 1
+        if unit == SLOW:
+            return
         heat = [hole_of(mesh), float(f"{self.plans[kept].time_s:.4g}")]
         self._heat.setdefault(unit, []).append(heat)
         self._room -= len(json.dumps(heat))

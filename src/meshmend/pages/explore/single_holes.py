@@ -1,4 +1,4 @@
-"""What a click on the page can fail: each board, host, chip and link of a mesh, alone."""
+"""What a click on the page can break: each board, host, chip and link of a mesh, alone."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,19 +6,25 @@ from typing import Final
 
 import numpy as np
 
-from meshmend.topology.failures import REGION_SHAPES, Link, region
+from meshmend.topology.failures import REGION_SHAPES, Chip, Link, SlowLink, region
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 
-UNITS: Final = (*REGION_SHAPES, "chip", "link")
+SLOW: Final = "slow"  # a link that a click slows
+SLOW_SPEED: Final = 0.25  # to this
+UNITS: Final = (*REGION_SHAPES, "chip", "link", SLOW)
 
-Hole = str  # the numbers of the failed chips, then the ends of failed links: "17,18|3-4"
+# The numbers of the failed chips, the ends of failed links, and slow links if there are any:
+# "17,18|3-4|5-6=0.25".
+Hole = str
 
 
 def broken_meshes(full: Mesh, unit: str) -> Iterator[Mesh]:
-    """Yield a mesh for each chip, link, board or host that a click on the page fails."""
-    if unit == "link":
+    """Yield a mesh for each chip, link, board or host that a click on the page breaks."""
+    if unit in {"link", SLOW}:
         for one, other in full.links.tolist():
-            yield full.without(Link.between(full.live[one], full.live[other]))
+            link = Link.between(full.live[one], full.live[other])
+            yield full.slowed(SlowLink(link, SLOW_SPEED)) if unit == SLOW else full.without(link)
         return
     if unit != "chip" and len(full.shape) < 2:
         return
@@ -30,9 +36,31 @@ def broken_meshes(full: Mesh, unit: str) -> Iterator[Mesh]:
             yield replace(full, failed=frozenset(hit))
 
 
+def shared_image(mesh: Mesh) -> Mesh:
+    """Return the image of a mesh with one thing broken whose plan does for all its images."""
+    if not mesh.slow:
+        return stand_in(mesh).mesh
+    (slow,) = mesh.slow
+    whole = replace(mesh, slow=frozenset())
+    (link,) = stand_in(whole.without(slow.link)).mesh.failed_links
+    return whole.slowed(SlowLink(link, slow.speed))
+
+
+def what_is_broken(mesh: Mesh) -> str:
+    """Return the first of the failures and slow links of a mesh in words."""
+    return str((*mesh.failures(), *sorted(mesh.slow))[0])
+
+
 def hole_of(mesh: Mesh) -> Hole:
-    """Return what failed, as a text by which the page finds the plan."""
-    number = {chip: place for place, chip in enumerate(np.ndindex(mesh.shape))}
+    """Return what is broken, as a text by which the page finds the plan."""
+    number: dict[Chip, int] = {chip: place for place, chip in enumerate(np.ndindex(mesh.shape))}
+
+    def ends(link: Link) -> str:
+        return f"{number[link.first]}-{number[link.second]}"
+
     chips = sorted(number[chip] for chip in mesh.failed)
     links = sorted((number[link.first], number[link.second]) for link in mesh.failed_links)
-    return f"{','.join(map(str, chips))}|{','.join(f'{one}-{other}' for one, other in links)}"
+    hole = f"{','.join(map(str, chips))}|{','.join(f'{one}-{other}' for one, other in links)}"
+    if not mesh.slow:
+        return hole
+    return f"{hole}|{','.join(f'{ends(each.link)}={each.speed!r}' for each in sorted(mesh.slow))}"

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import optax
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, hides_frames
 from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob
 from meshmend.train.core.job_core import JobCore, JobSettings, n_notes_of
@@ -50,6 +50,7 @@ class JaxJob(ChipJob):
     `meshmend.train.Job`.
     """
 
+    @hides_frames
     def __init__(
         self,
         params: Tree,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, hides_frames
 from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob, added
 from meshmend.train.core.exchange import Exchange
@@ -61,6 +61,7 @@ class Job(ChipJob):
     `master_weights`, the optimizer steps on float32 copies of the parameters that have 16 bits.
     """
 
+    @hides_frames
     def __init__(
         self,
         model: Models,

@@ -27,7 +27,7 @@ import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, hides_frames
 from meshmend.torch.tile_groups import tiles
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.sample_source import JobData
@@ -57,6 +57,7 @@ class TileJob:
     or "auto", the job begins with the newest one, whatever tiles it was written with.
     """
 
+    @hides_frames
     def __init__(
         self,
         build: BuildOn,

@@ -165,6 +165,26 @@ export function parseFailures(words, geometry, regions) {
   return { chips, links };
 }
 
+// Returns the speed of each link that words such as link:0,0-0,1=0.25 name.
+export function parseSlow(words, geometry) {
+  const speeds = new Map();
+  for (const word of words) {
+    const [, name, speed] = /^(link:[^=]*)=([0-9.]+)$/.exec(word) ?? [];
+    if (!name || !(speed >= 0.001 && speed <= 1))
+      throw new Error(`A slow link is written link:0,0-0,1=0.25, with a speed from 0.001 to 1, but got “${word}”.`);
+    const [link] = parseFailures([name], geometry, {}).links;
+    if (Number(speed) < 1) speeds.set(link, Number(speed)); else speeds.delete(link);
+  }
+  return speeds;
+}
+
+// Returns the words for slow links, in the order of their chips.
+export function slowWords(speeds, geometry) {
+  return [...speeds].map(([link, speed]) => [link.split("-").map(Number), speed])
+    .sort(([one], [other]) => one[0] - other[0] || one[1] - other[1])
+    .map(([[one, other], speed]) => `link:${geometry.name(one)}-${geometry.name(other)}=${speed}`);
+}
+
 // Returns the words for failures: few blocks that cover the chips, then links.
 export function failureWords(chips, links, geometry) {
   const left = new Set(chips), words = [];

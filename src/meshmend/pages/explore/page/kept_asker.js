@@ -1,7 +1,7 @@
 // Answers from the file that the page came in, instead of from a server: see `kept_page.py`.
 // A plan around one hole is a plan around each hole that a symmetry of the mesh makes of it.
 
-import { Geometry, parseFailures, parseShape, parseWrap } from "./geometry.js";
+import { Geometry, parseFailures, parseShape, parseSlow, parseWrap } from "./geometry.js";
 
 const start = JSON.parse(document.getElementById("kept-start").textContent);
 let kept = null; // base64 of each answer, read on the first question
@@ -11,7 +11,8 @@ export async function getJson(path) { return path === "start" ? start : { warm: 
 export async function* ask(path, question) {
   const { mesh, wrap } = question, shape = parseShape(mesh);
   const geometry = new Geometry(shape, parseWrap(wrap, shape.length));
-  const found = findHole(parseFailures(question.fail, geometry, start.regions), geometry);
+  const found = findHole(parseFailures(question.fail, geometry, start.regions),
+    parseSlow(question.slow, geometry), geometry);
   if (!found) {
     yield { kind: "error", why: "This file has plans for one hole at a time, and none for this one. To "
       + `plan any hole, run: meshmend explore --mesh ${mesh}${wrap === "none" ? "" : ` --wrap ${wrap}`}` };
@@ -49,21 +50,25 @@ async function read(key) {
 }
 
 // The kept hole that a symmetry makes of this one, and that symmetry; null if there is none.
-function findHole(failed, geometry) {
+function findHole(failed, slow, geometry) {
   kept ??= new Map(document.getElementById("kept-answers").textContent.split("\n").filter(Boolean)
     .map((line) => line.split(" ")));
-  const links = [...failed.links].map((link) => link.split("-").map(Number));
+  const ends = (link) => link.split("-").map(Number), links = [...failed.links].map(ends);
   for (const symmetry of symmetries(geometry)) {
     const key = holeKey([...failed.chips].map((chip) => turnedChip(geometry, symmetry, chip)),
-      links.map((ends) => ends.map((chip) => turnedChip(geometry, symmetry, chip))));
+      links.map((pair) => pair.map((chip) => turnedChip(geometry, symmetry, chip))),
+      [...slow].map(([link, speed]) => [ends(link).map((chip) => turnedChip(geometry, symmetry, chip)), speed]));
     if (kept.has(key)) return { key, symmetry };
   }
   return null;
 }
 
-function holeKey(chips, links) {
-  const ends = links.map((pair) => pair.sort((a, b) => a - b)).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
-  return `${chips.sort((a, b) => a - b)}|${ends.map((pair) => pair.join("-"))}`;
+function holeKey(chips, links, slow) {
+  const rising = (pair) => pair.sort((a, b) => a - b), byEnds = (a, b) => a[0] - b[0] || a[1] - b[1];
+  const ends = links.map(rising).sort(byEnds);
+  const speeds = slow.map(([pair, speed]) => [rising(pair), speed]).sort(([one], [other]) => byEnds(one, other));
+  return `${chips.sort((a, b) => a - b)}|${ends.map((pair) => pair.join("-"))}`
+    + (speeds.length ? `|${speeds.map(([pair, speed]) => `${pair.join("-")}=${speed}`)}` : "");
 }
 
 // Each axis is mirrored or not, then turned if it wraps around: see `symmetry.py`.
@@ -101,10 +106,13 @@ function planAround(answer, turned, geometry, { symmetry }) {
   turned.forEach((there, here) => { back[there] = here; });
   const sums = (steps) => { let at = 0; return steps.map((step) => back[at += step]); };
   const stranded = new Set(answer.stranded.map((chip) => geometry.chipAt(chip)));
-  const chips = [...Array(geometry.nChips).keys()].filter((chip) => stranded.has(turnedChip(geometry, symmetry, chip)));
+  const there = [...Array(geometry.nChips).keys()].map((chip) => turnedChip(geometry, symmetry, chip));
+  const chips = [...there.keys()].filter((chip) => stranded.has(there[chip])), { tiling } = answer;
   return { ...answer,
     loads: Array.from(turned, (there) => answer.load_values[answer.loads[there]]),
     flows: answer.flows.map((flow) => ({ ...flow, parts: flow.parts.map(sums) })),
+    tiling: tiling && { ...tiling, tile_of: there.map((chip) => tiling.tile_of[chip]),
+      colour_of: there.map((chip) => tiling.colour_of[chip]) },
     stranded: chips.map((chip) => geometry.coordinates(chip)) };
 }
 

@@ -5,6 +5,7 @@ import { SHADES, heat, series, theme } from "./colours.js";
 import { portWords } from "./panels.js";
 
 function key(colour, words) {
+  if (!colour) return element("span", { class: "key" }, words);
   const swatch = element("span", { class: "swatch", "aria-hidden": "true" });
   swatch.style.background = colour;
   return element("span", { class: "key" }, swatch, words);
@@ -43,6 +44,7 @@ export function showLegend(model, show, flow, part, tableOfChip, costs) {
   if (model.failed.chips.size) keys.push(key(theme().failed, "failed"));
   if (model.stranded.size) keys.push(key(theme().stranded, "cut off"));
   if (model.failed.links.size) keys.push(key(theme().cut, "failed link"));
+  if (model.slow.size) keys.push(key(theme().slow, "slow link"));
   (model.keys ?? []).forEach(([colour, words]) => keys.push(key(colour, words)));
   byId("legend").replaceChildren(...keys);
 }

@@ -1,8 +1,8 @@
 // The explorer: joins question, picture and answers.
 
 import { ask, askOnce, getJson } from "./asker.js";
-import { heat, onThemeChange, series, shadeOf, theme } from "./colours.js";
-import { Geometry, failureWords, parseFailures, parseShape, parseWrap } from "./geometry.js";
+import { heat, onThemeChange, series, shadeOf, theme, tint } from "./colours.js";
+import { Geometry, failureWords, parseFailures, parseShape, parseSlow, parseWrap, slowWords } from "./geometry.js";
 import { showLegend } from "./legend.js";
 import { Job } from "./live.js";
 import { headline, hopRows, showCurve, showFigures, showHops, showTable } from "./panels.js";
@@ -14,6 +14,8 @@ import { View } from "./view.js";
 import { byId, csv, download, element, timeWords } from "./words.js";
 
 const SEARCH_AFTER_MS = 300;
+const SLOW_SPEED = 0.25; // of a link that a click slows
+const TEXTS = ["mesh", "wrap", "payload", "fabric", "algorithm"];
 const GROW_MS = 900; // how long trees take to grow after a click
 const MOST_GROWN = 3; // of them, because more hide each other
 const stillness = matchMedia("(prefers-reduced-motion: reduce)");
@@ -43,8 +45,10 @@ async function main() {
 
 function beginLive() {
   for (const name of ["mesh", "wrap", "fail", "undo", "redo", "repair", "machine"]) byId(name).disabled = true;
+  for (const name of ["work", "slow"]) byId(name).parentElement.hidden = true;
   for (const each of document.querySelectorAll("input[name=tool]")) {
-    if (start.allow_faults ? each.value === "host" : each.value !== "look") each.parentElement.hidden = true;
+    const isNoFault = start.allow_faults ? ["host", "slow"].includes(each.value) : each.value !== "look";
+    if (isNoFault) each.parentElement.hidden = true;
     each.checked = each.value === "look";
   }
   byId("fault-label").hidden = !start.allow_faults;
@@ -55,13 +59,14 @@ function beginLive() {
 // A page in a file has plans for one question, and for one hole at a time.
 function beginKept() {
   const { units } = start.kept;
-  for (const name of ["mesh", "wrap", "payload", "fabric", "algorithm", "fail", "machine"]) {
+  for (const name of [...TEXTS, "fail", "slow", "machine", "work"]) {
     byId(name).disabled = true;
     byId(name).parentElement.hidden = true;
   }
-  const { mesh, wrap, payload, fabric } = start.question;
+  const { mesh, wrap, payload, fabric, collective, tile } = start.question;
+  const work = tile ? `tiles of ${tile}, ` : collective === "allreduce" ? "" : `${collective}, `;
   document.querySelector("h1").textContent = `meshmend on ${mesh}${wrap === "none" ? "" : `, wrap ${wrap}`}: `
-    + `${payload} over ${fabric}`;
+    + `${work}${payload} over ${fabric}`;
   for (const each of document.querySelectorAll("input[name=tool]")) {
     each.parentElement.hidden = !units[each.value];
     each.checked = each.value === Object.keys(units).find((unit) => units[unit]);
@@ -96,8 +101,19 @@ function fillChoices() {
   byId("fabric").replaceChildren(...Object.entries(start.fabrics).map(([name, words]) =>
     element("option", { value: name, title: words }, name)));
   byId("machine").append(...start.machines.map(({ name }) => element("option", { value: name }, name)));
-  byId("algorithm").replaceChildren(...start.algorithms.map((name) =>
-    element("option", { value: name }, name)));
+  byId("work").replaceChildren(element("option", { value: "allreduce" }, "a sum over all chips"),
+    ...start.tiles.map((tile) => element("option", { value: `tile ${tile}` }, `sums of tiles of ${tile}`)),
+    element("option", { value: "all-to-all" }, "an all-to-all"));
+}
+
+// The algorithms of what runs; tiles have one plan, an all-to-all has no trees to show.
+function fillAlgorithms() {
+  const { collective, tile } = state.question, isAllToAll = collective === "all-to-all";
+  const names = tile ? ["auto"] : start.algorithms[collective] ?? ["auto"];
+  if (`${[...byId("algorithm").options].map(({ value }) => value)}` !== `${names}`)
+    byId("algorithm").replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+  byId("show-flows").hidden = byId("show-flows").disabled = isAllToAll;
+  if (isAllToAll && state.view.show === "flows") state.view.show = "load";
 }
 
 function setStatus(words) { byId("status").textContent = words; }
@@ -110,8 +126,10 @@ function setProblem(words) {
 // Shows the state's question at once, and asks for its answers.
 function apply() {
   const { question } = state;
-  for (const name of ["mesh", "wrap", "payload", "fabric", "algorithm"]) byId(name).value = question[name];
-  byId("fail").value = question.fail.join(" ");
+  fillAlgorithms();
+  for (const name of TEXTS) byId(name).value = question[name];
+  for (const name of ["fail", "slow"]) byId(name).value = question[name].join(" ");
+  byId("work").value = question.tile ? `tile ${question.tile}` : question.collective;
   byId("show").value = state.view.show;
   byId("undo").disabled = !state.past.length;
   byId("redo").disabled = !state.future.length;
@@ -124,7 +142,7 @@ function apply() {
       throw new Error(`The explorer draws at most ${start.most_chips} chips.`);
     const failed = parseFailures(question.fail, geometry, start.regions);
     const isSameMesh = model && `${model.geometry.shape}` === `${shape}`;
-    model = { geometry, failed, stranded: new Set(), plan: null };
+    model = { geometry, failed, slow: parseSlow(question.slow, geometry), stranded: new Set(), plan: null };
     if (!isSameMesh || cursor >= geometry.nChips) { cursor = -1; hops = null; }
     setProblem("");
     if (failed.chips.size === geometry.nChips) throw new Error("A mesh needs at least one live chip.");
@@ -204,9 +222,9 @@ function say() {
 
 function takeAnswer(answer, begun) {
   if (answer.kind === "plan") takePlan(answer, begun);
-  else if (answer.kind === "hole") { hole = answer; say(); showFigures(model.plan, hole, start.live, !!start.kept); }
+  else if (answer.kind === "hole") { hole = answer; say(); showAnswer(); }
   else if (answer.kind === "row") {
-    rows = [...rows.filter((row) => row.name !== answer.name), answer];
+    rows = [...rows.filter((row) => row.name !== answer.name), { ...rows.find((row) => row.name === answer.name), ...answer }];
     fillTable();
     say();
   } else if (answer.kind === "curve") { curves = [...curves, answer]; byId("payloads").hidden = start.live; showCurve(curves); }
@@ -218,10 +236,12 @@ function takeAnswer(answer, begun) {
   }
 }
 
+function showAnswer() { showFigures(model.plan, hole, state.question, start.live, !!start.kept); }
+
 function takePlan(plan, begun) {
   model.plan = plan;
   model.stranded = new Set(plan.stranded.map((chip) => model.geometry.chipAt(chip)));
-  showFigures(plan, hole, start.live, !!start.kept);
+  showAnswer();
   const ratio = plan.limit_s ? ` (${(plan.time_s / plan.limit_s).toFixed(2)}× the limit)` : "";
   performance.measure(`${plan.stage} answer`, { start: begun });
   const took = ((performance.now() - begun) / 1000).toFixed(2);
@@ -291,6 +311,12 @@ function draw() {
     const fills = { behind: theme().forming, waiting: theme().waiting };
     if (!model.fillOf) model.fillOf = (chip) => fills[liveStateOf(chip)] ?? null;
   }
+  const tiling = plan?.tiling;
+  if (tiling && !model.fillOf) {
+    model.fillOf = (chip) => (tiling.colour_of[chip] >= 0 ? tint(tiling.colour_of[chip])
+      : model.stranded.has(chip) ? null : theme().waiting);
+    model.keys = tileKeys(tiling);
+  }
   if (show === "heat" && costs) model.fillOf = (chip) => {
     const shade = costs.shade(costs.chips.get(chip));
     return shade < 0 ? null : heat(shade);
@@ -306,7 +332,17 @@ function draw() {
   if (show === "schedule") drawSchedule(); else drawCursor();
   showLegend(model, show, chosenFlow(), part, hops, costs ?? new Costs());
   byId("canvas").setAttribute("aria-label", `Mesh ${state.question.mesh}, `
-    + `${model.failed.chips.size} chips and ${model.failed.links.size} links failed`);
+    + `${model.failed.chips.size} chips and ${model.failed.links.size} links failed`
+    + (model.slow.size ? `, ${model.slow.size} slow` : ""));
+}
+
+function tileKeys({ tiles, colours, tile_of: tileOf }) {
+  const nLive = model.geometry.nChips - model.failed.chips.size - model.stranded.size;
+  const isSpare = nLive > tileOf.filter((tile) => tile >= 0).length;
+  const shown = Array.from({ length: Math.min(colours, 4) }, (_, colour) => [tint(colour), `colour ${colour}`]);
+  if (colours > 4) shown.push([tint(4), `… ${colours} colours in all`]);
+  if (tiles > 1) shown.push([null, "borders are tiles; chips of one colour hold the same part and sum it"]);
+  return isSpare ? [...shown, [theme().waiting, "spare: in no tile, passes messages on"]] : shown;
 }
 
 function drawSchedule() {
@@ -337,8 +373,8 @@ class Costs {
 
 // The costs of a mesh come from the file, or one by one from the server.
 async function loadCosts() {
-  const { mesh, wrap, payload, fabric, algorithm } = state.question;
-  const key = [mesh, wrap, payload, fabric, algorithm].join(" ");
+  const { mesh, wrap, payload, fabric, algorithm, collective, tile } = state.question;
+  const key = [mesh, wrap, payload, fabric, algorithm, collective, tile].join(" ");
   if (costsOf === key) { draw(); return; }
   askingCosts?.abort();
   const { signal } = askingCosts = new AbortController(), found = costs = new Costs();
@@ -404,17 +440,23 @@ function act(chip, link) {
   const tool = document.querySelector("input[name=tool]:checked").value, { geometry, failed } = model;
   const isFresh = start.kept && !isFailed(tool, chip, link); // the hole before is repaired
   const chips = new Set(isFresh ? [] : failed.chips), links = new Set(isFresh ? [] : failed.links);
+  const slow = new Map(isFresh ? [] : model.slow);
   if (tool === "look" || state.view.show === "hops") { lookAt(chip); return; }
   if (job) { injectAt(tool, chip, link); return; }
-  if (tool === "link") {
+  if (tool === "link" || tool === "slow") {
     if (!link) return;
-    if (links.has(link)) links.delete(link); else links.add(link);
+    const isBroken = isFailed(tool, chip, link);
+    links.delete(link);
+    slow.delete(link);
+    if (!isBroken && tool === "link") links.add(link);
+    else if (!isBroken) slow.set(link, SLOW_SPEED);
   } else {
     const isDead = isFailed(tool, chip, link);
     hitBy(tool, chip).forEach((each) => { if (isDead) chips.delete(each); else chips.add(each); });
   }
   if (chips.size === geometry.nChips) { setProblem("A mesh needs at least one live chip."); return; }
-  if (state.change({ fail: failureWords(chips, links, geometry) })) apply();
+  const words = { fail: failureWords(chips, links, geometry), slow: slowWords(slow, geometry) };
+  if (state.change(words)) apply();
   describe(chip);
 }
 
@@ -424,6 +466,7 @@ function hitBy(tool, chip) {
 
 function isFailed(tool, chip, link) {
   const { chips, links } = model.failed;
+  if (tool === "slow") return model.slow.has(link);
   return tool === "link" ? links.has(link) : tool !== "look" && hitBy(tool, chip).every((each) => chips.has(each));
 }
 
@@ -470,9 +513,14 @@ function describe(chip) {
     const there = geometry.neighbour(chip, port);
     if (there >= 0) loads.push(`to ${geometry.name(there)} ${(plan.loads[chip * geometry.nPorts + port] ?? 0).toFixed(2)}`);
   }
-  const state = model.stateOf?.(chip) ?? (model.stranded.has(chip) ? "cut off" : "alive");
+  const state = model.stateOf?.(chip) ?? (model.stranded.has(chip) ? "cut off" : tileWords(plan?.tiling, chip));
   byId("cursor").textContent = `Chip ${name}: ${state}`
     + (loads.length ? `; sends, × the payload: ${loads.join(", ")}` : "");
+}
+
+function tileWords(tiling, chip) {
+  if (!tiling) return "alive";
+  return tiling.tile_of[chip] < 0 ? "spare" : `tile ${tiling.tile_of[chip]}, colour ${tiling.colour_of[chip]}`;
 }
 
 function keyed(event) {
@@ -510,18 +558,19 @@ function linkToTheRight(chip) {
 function listen() {
   byId("question").addEventListener("submit", (event) => {
     event.preventDefault();
-    const changes = Object.fromEntries(["mesh", "wrap", "payload", "fabric", "algorithm"]
-      .map((name) => [name, byId(name).value.trim()]));
-    changes.fail = byId("fail").value.split(/[\s;]+/).filter(Boolean);
-    if (changes.mesh !== state.question.mesh) changes.fail = keptFailures(changes);
-    state.change(changes);
-    apply();
+    const changes = Object.fromEntries(TEXTS.map((name) => [name, byId(name).value.trim()]));
+    for (const name of ["fail", "slow"]) changes[name] = byId(name).value.split(/[\s;]+/).filter(Boolean);
+    const [work, tile = ""] = byId("work").value.split(" "), collective = tile ? "allreduce" : work;
+    if (work && (tile !== state.question.tile || collective !== state.question.collective))
+      Object.assign(changes, { collective, tile, algorithm: "auto" });
+    if (changes.mesh !== state.question.mesh) Object.assign(changes, keptFailures(changes));
+    if (state.change(changes) || event.submitter) apply(); // a field that was only left asks nothing
   });
-  for (const name of ["mesh", "wrap", "payload", "fabric", "algorithm", "fail"])
+  for (const name of [...TEXTS, "fail", "slow", "work"])
     byId(name).addEventListener("change", () => byId("question").requestSubmit());
   byId("undo").addEventListener("click", () => { if (state.undo()) apply(); });
   byId("redo").addEventListener("click", () => { if (state.redo()) apply(); });
-  byId("repair").addEventListener("click", () => { if (state.change({ fail: [] })) apply(); });
+  byId("repair").addEventListener("click", () => { if (state.change({ fail: [], slow: [] })) apply(); });
   byId("copy").addEventListener("click", async () => {
     await navigator.clipboard?.writeText(location.href).catch(() => {});
     setStatus(start.kept ? "The address restores this hole; it is copied."
@@ -532,7 +581,7 @@ function listen() {
     const machine = start.machines.find(({ name }) => name === byId("machine").value);
     if (!machine) return;
     const { mesh, wrap, fabric } = machine;
-    if (state.change({ mesh, wrap, fabric, fail: [] })) apply();
+    if (state.change({ mesh, wrap, fabric, fail: [], slow: [] })) apply();
   });
   byId("layer").addEventListener("change", showLayer);
   byId("phase").addEventListener("change", () => { fillParts(); draw(); });
@@ -556,10 +605,9 @@ function listen() {
 function keptFailures(changes) {
   try {
     const shape = parseShape(changes.mesh), geometry = new Geometry(shape, parseWrap(changes.wrap, shape.length));
-    return changes.fail.filter((word) => {
-      try { parseFailures([word], geometry, start.regions); return true; } catch { return false; }
-    });
-  } catch { return changes.fail; }
+    const fits = (parse) => (word) => { try { parse([word], geometry, start.regions); return true; } catch { return false; } };
+    return { fail: changes.fail.filter(fits(parseFailures)), slow: changes.slow.filter(fits(parseSlow)) };
+  } catch { return {}; }
 }
 
 function listenToDownloads() {

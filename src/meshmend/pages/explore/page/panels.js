@@ -6,20 +6,23 @@ import { series, theme } from "./colours.js";
 const SVG = "http://www.w3.org/2000/svg";
 
 // `isLast`: no searched answer will follow.
-export function showFigures(plan, hole, isLive, isLast) {
+export function showFigures(plan, hole, question, isLive, isLast) {
   const ratio = plan.limit_s ? plan.time_s / plan.limit_s : 1, cards = [
     figure(`time of ${plan.algorithm}`, timeWords(plan.time_s),
       `${plan.slices} slice${plan.slices === 1 ? "" : "s"}`),
     figure("of the limit", `${ratio.toFixed(3)}×`, `limit ${timeWords(plan.limit_s)}`),
-    figure("chips that sum", `${plan.ranks}`,
-      plan.stranded.length ? `${plan.stranded.length} cut off` : "all live ones"),
+    figure(plan.tiling ? "tiles" : question.collective === "all-to-all" ? "chips that exchange" : "chips that sum",
+      `${plan.tiling ? plan.tiling.tiles : plan.ranks}`, [plan.tiling?.words,
+        plan.stranded.length ? `${plan.stranded.length} cut off` : plan.tiling ? "" : "all live ones"]
+        .filter(Boolean).join("; ")),
     figure("busiest link", `${plan.max_load.toFixed(3)}×`, "the payload, each way"),
   ];
-  if (hole && hole.stage !== plan.stage) cards.splice(2, 0, figure("the hole costs", "…",
+  const cost = question.fail.length ? "the hole costs" : "slow links cost";
+  if (hole && hole.stage !== plan.stage) cards.splice(2, 0, figure(cost, "…",
     "still searched for: the mesh without it"));
   else if (hole) {
-    const lost = `${hole.lost_chips} chip${hole.lost_chips === 1 ? "" : "s"} lost`;
-    cards.splice(2, 0, figure("the hole costs", hole.words,
+    const lost = hole.lost_chips ? `${hole.lost_chips} chip${hole.lost_chips === 1 ? "" : "s"} lost` : "";
+    cards.splice(2, 0, figure(cost, hole.words,
       [`${timeWords(hole.full_s)} without it`, lost, hole.reason].filter(Boolean).join("; ")));
   }
   byId("figures").replaceChildren(...cards);
@@ -40,22 +43,32 @@ export function showFigures(plan, hole, isLive, isLast) {
 // A number and its unit stay on one line.
 function joined(words) { return words.replaceAll(/(\d) (\S)/g, "$1\u00a0$2"); }
 
+// What runs, and what it does with how much: "the sum of 100 MB takes".
+function workWords(question, plan) {
+  const payload = question.payload.replace(/(\d)([A-Za-z])/, "$1 $2");
+  if (question.collective === "all-to-all") return `the all-to-all of ${payload} a chip takes`;
+  if (question.tile) return `the sum over ${plan?.tiling?.words ?? `tiles of ${question.tile}`}, ${payload} each, takes`;
+  return `the sum of ${payload} takes`;
+}
+
 // What a hole costs, in words for a room: see the figures for the rest.
 export function headline(model, plan, hole, rows, question, isSearching) {
   const { chips, links } = model.failed, count = (n, what) => (n ? [`${n} ${what}${n === 1 ? "" : "s"}`] : []);
   const died = [...count(chips.size, "chip"), ...count(links.size, "link")].join(" and ");
-  const payload = question.payload.replace(/(\d)([A-Za-z])/, "$1 $2");
-  if (!plan) return died ? `${died} died. Planning …` : "Planning …";
-  const takes = `the sum of ${payload} takes ${timeWords(plan.time_s)}`;
-  if (!died && plan.ranks === 1) return joined(`One chip has nothing to sum with, so ${takes}.`);
-  if (!died) return joined(`All ${plan.ranks} chips are alive, and ${takes}. Click one dead.`);
+  const slow = count(model.slow.size, "link").map((words) => `${words} ${model.slow.size === 1 ? "is" : "are"} slow`);
+  const broken = [...(died ? [`${died} died`] : []), ...slow].join(" and ");
+  if (!plan) return broken ? `${broken}. Planning …` : "Planning …";
+  const takes = `${workWords(question, plan)} ${timeWords(plan.time_s)}`;
+  if (!broken && plan.ranks === 1) return joined(`One chip has nothing to sum with, so ${takes}.`);
+  if (!broken) return joined(`All ${plan.ranks} chips are alive, and ${takes}. Click one dead.`);
   const isKnown = hole && hole.stage === plan.stage, share = isKnown ? hole.time_s / hole.full_s - 1 : 0;
   const more = !isKnown ? "" : share < 0.0005 ? ", no longer than before" : `, ${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % longer`;
-  const known = rows.filter((row) => ["rank-ring", "drop-lines", "sub-mesh"].includes(row.name) && row.time_s);
-  const least = known.sort((one, other) => one.time_s - other.time_s)[0];
-  const without = least ? ` Without meshmend: ${timeWords(least.time_s)}${least.chips < plan.ranks
+  // What one does without meshmend, or without what it knows; each row says so in words.
+  const least = rows.filter((row) => row.instead && row.name !== plan.algorithm)
+    .sort((one, other) => one.time_s - other.time_s)[0];
+  const without = least ? ` ${least.instead}: ${timeWords(least.time_s)}${least.chips < plan.ranks
     ? ` on ${least.chips} chips` : ""}.` : "";
-  return joined(`${died} died. T${takes.slice(1)}${more}${isSearching ? "; still searching" : ""}.${without}`);
+  return joined(`${broken}. T${takes.slice(1)}${more}${isSearching ? "; still searching" : ""}.${without}`);
 }
 
 // Rows are fastest first; those that do not support the mesh are folded away, with their reasons.

@@ -35,7 +35,15 @@ export class Player {
     if (this.isWanted) { this.isWanted = false; this.play(); }
   }
 
-  clear() { this.stop(); this.timeline = null; byId("time").value = "0"; byId("slice").replaceChildren(); }
+  // A schedule that plays goes on with that of the next plan.
+  clear() {
+    const isWanted = this.isWanted || this.isPlaying;
+    this.stop();
+    this.isWanted = isWanted;
+    this.timeline = null;
+    byId("time").value = "0";
+    byId("slice").replaceChildren();
+  }
 
   toggle() { if (this.isPlaying) this.stop(); else this.play(); }
 
@@ -55,7 +63,7 @@ export class Player {
     requestAnimationFrame(step);
   }
 
-  stop() { this.isPlaying = false; byId("play").textContent = "Play"; }
+  stop() { this.isPlaying = this.isWanted = false; byId("play").textContent = "Play"; }
 
   show(frame) {
     const { timeline } = this;

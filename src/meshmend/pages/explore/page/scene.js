@@ -30,25 +30,50 @@ export function meshScene(model) {
       crosses += line([x - 3, y - 3, x + 3, y + 3]) + line([x - 3, y + 3, x + 3, y - 3]);
     }
   }
-  let cuts = "";
-  for (const key of failed.links) {
-    const [one, other] = key.split("-").map(Number);
-    for (let port = 0; port < geometry.nPorts; port++)
-      for (const [here, there] of [[one, other], [other, one]])
-        if (geometry.neighbour(here, port) === there) cuts += line(geometry.lane(here, port, 0));
-  }
+  const cuts = [...failed.links].map((key) => linkLines(geometry, key)).join("");
+  const slow = [...model.slow].filter(([key]) => !failed.links.has(key)).map(([key, speed]) => ({
+    d: linkLines(geometry, key), stroke: colours.slow, width: 1.2 + 2 * speed }));
   return [
+    ...tileScene(model),
     { d: fills.live, fill: colours.chip, stroke: colours.edge, width: 0.6 },
     ...Object.entries(special).map(([fill, d]) => ({ d, fill, stroke: colours.edge, width: 0.6 })),
     { d: fills.stranded, fill: colours.stranded, stroke: colours.edge, width: 0.6 },
     { d: fills.failed, fill: colours.failed, stroke: colours.cross, width: 0.6 },
     { d: crosses, stroke: colours.cross, width: 1.2 },
     { d: cuts, stroke: colours.cut, width: 2, dash: [2, 2] },
-    ...names(geometry),
+    ...slow,
+    ...names(geometry, !!model.plan?.tiling),
   ].filter((item) => item.text || item.d);
 }
 
-function names(geometry) {
+function linkLines(geometry, key) {
+  const [one, other] = key.split("-").map(Number);
+  let d = "";
+  for (let port = 0; port < geometry.nPorts; port++)
+    for (const [here, there] of [[one, other], [other, one]])
+      if (geometry.neighbour(here, port) === there) d += line(geometry.lane(here, port, 0));
+  return d;
+}
+
+// A border around each tile: along every side of a chip where another tile begins.
+function tileScene({ geometry, plan }) {
+  const tiles = plan?.tiling?.tile_of, half = PITCH / 2 - 1;
+  let d = "";
+  for (let chip = 0; tiles && chip < geometry.nChips; chip++) {
+    if (tiles[chip] < 0) continue;
+    const [x, y] = geometry.centre(chip), ports = geometry.nPorts;
+    const isInside = (port) => port >= 0 && tiles[geometry.neighbour(chip, port)] === tiles[chip];
+    const end = (port) => (isInside(port) ? PITCH / 2 : half);
+    const [left, right, up, down] = [ports - 2, ports - 1, ports - 4, ports - 3].map(end);
+    if (!isInside(ports - 2)) d += line([x - half, y - up, x - half, y + down]);
+    if (!isInside(ports - 1)) d += line([x + half, y - up, x + half, y + down]);
+    if (!isInside(ports - 4)) d += line([x - left, y - half, x + right, y - half]);
+    if (!isInside(ports - 3)) d += line([x - left, y + half, x + right, y + half]);
+  }
+  return d ? [{ d, stroke: theme().soft, width: 0.7 }] : [];
+}
+
+function names(geometry, isTiled) {
   const colours = theme(), items = [];
   if (geometry.nLayers > 1) {
     for (let layer = 0; layer < geometry.nLayers; layer++) {
@@ -59,8 +84,8 @@ function names(geometry) {
     return items;
   }
   const every = Math.max(1, Math.ceil(Math.max(geometry.rows, geometry.columns) / 32));
-  // Links that wrap around are stubs beyond the border: names stand clear of them.
-  const clear = (axis) => (geometry.wrap.at(axis) ? 13.5 : 9.5);
+  // Links that wrap around are stubs beyond the border: names stand clear of them, and of tiles.
+  const clear = (axis) => (geometry.wrap.at(axis) ? 13.5 : isTiled ? 11.5 : 9.5);
   const size = every > 1 && geometry.rows < 100 ? 10 : 7; // the fewer, the larger
   for (let column = 0; column < geometry.columns; column += every) {
     const [x, y] = geometry.centre(column);

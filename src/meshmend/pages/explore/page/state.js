@@ -1,6 +1,7 @@
 // The question that the page asks, its history, and the address that restores it.
 
-const TEXTS = ["mesh", "wrap", "payload", "fabric", "algorithm"];
+const TEXTS = ["mesh", "wrap", "payload", "fabric", "algorithm", "collective", "tile"];
+const LISTS = ["fail", "slow"];
 const SHOWN = ["load", "flows", "schedule", "heat", "hops"];
 
 export class State {
@@ -35,7 +36,7 @@ export class State {
   fragment() {
     const words = new URLSearchParams();
     TEXTS.forEach((name) => words.set(name, this.question[name]));
-    this.question.fail.forEach((each) => words.append("fail", each));
+    LISTS.forEach((name) => this.question[name].forEach((each) => words.append(name, each)));
     words.set("show", this.view.show);
     return `#${words}`;
   }
@@ -45,7 +46,7 @@ export class State {
     const words = new URLSearchParams(fragment.replace(/^#/, ""));
     const changes = {};
     TEXTS.forEach((name) => { if (words.has(name)) changes[name] = words.get(name); });
-    if ([...words.keys()].length) changes.fail = words.getAll("fail");
+    if ([...words.keys()].length) LISTS.forEach((name) => { changes[name] = words.getAll(name); });
     if (SHOWN.includes(words.get("show"))) this.view.show = words.get("show");
     return this.change(changes);
   }
