@@ -1,6 +1,8 @@
 """The process group of a generation: what is left of a try that a change of the mesh has ended."""
 
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -90,3 +92,20 @@ def test_a_group_is_made_and_left_though_a_chip_that_was_here_never_calls(
         with pytest.raises(StoppedError, match="the process group was left"):
             waiting.result()
     group.shutdown()
+
+
+LEAVES = """
+from datetime import timedelta
+import torch.distributed as dist
+from meshmend.torch.late_gloo import LateGloo
+
+for _ in range(4):
+    LateGloo(dist.HashStore(), 0, 2, timedelta(seconds=60)).want()
+"""
+
+
+def test_a_process_ends_well_while_its_gloo_waits_for_a_peer() -> None:
+    """The thread would ask the store through an interpreter that is gone."""
+    ended = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, check=False)
+
+    assert ended.returncode == 0, ended.stderr

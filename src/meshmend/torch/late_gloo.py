@@ -7,8 +7,10 @@ when this rank first needs it, or a moment later. Who needs it sooner waits for 
 this rank leaves the group.
 """
 
+import atexit
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from datetime import timedelta
@@ -21,6 +23,7 @@ from meshmend.torch.call_arguments import dist
 
 _LATEST_S: Final = 0.5  # after that, peers that need Gloo already need not wait for this rank
 _POLL_S: Final = 0.002
+_LEAVE_S: Final = 1.0  # at the end of the process, for a thread that waits for a peer
 
 
 def run_on(group: Any, backend: Any) -> None:
@@ -110,12 +113,14 @@ class LateGloo:
         self._latest_s = latest_s
         self._wanted = threading.Event()
         self._made: Future[tuple[Any, Any]] = Future()
-        threading.Thread(
+        self._thread = threading.Thread(
             target=self._connect,
             args=(rank, n_ranks, connect or timeout, first),
             name="meshmend-gloo",
             daemon=True,
-        ).start()
+        )
+        self._thread.start()
+        _all.add(self)
 
     def want(self) -> None:
         """Begin to connect now, if that has not begun."""
@@ -181,3 +186,17 @@ class LateGloo:
         except Exception as error:
             made.set_exception(error)
         self.set_timeout(self.options._timeout)  # it may have changed meanwhile
+
+    def leave_at_exit(self) -> None:
+        """Leave the group before the interpreter ends, under which Gloo still calls the store."""
+        self.close()
+        self._thread.join(_LEAVE_S)
+
+
+_all: weakref.WeakSet[LateGloo] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    for late in list(_all):
+        late.leave_at_exit()
