@@ -263,7 +263,8 @@ def test_a_stopped_process_is_ended_by_sigterm_all_the_same(tmp_path: Path) -> N
     program = (
         "import signal, sys\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
-        f"open({str(ready)!r}, 'w')\ntime.sleep(600)"
+        # A signal that comes just before a sleep begins does not end it: so it sleeps often.
+        f"open({str(ready)!r}, 'w')\nwhile True: time.sleep(0.05)"
     )
     processes = Supervisor()
     child = processes.spawn(python(program))

@@ -57,7 +57,7 @@ def test_a_coordinator_is_watched_and_takes_no_faults(tmp_path: Path) -> None:
     [
         (["--coordinator", "127.0.0.1:1"], "nobody answers"),
         (["--coordinator", "nowhere"], "--coordinator needs HOST:PORT"),
-        (["--coordinator", "127.0.0.1:1", "--mesh", "4x4"], "leave --mesh and --fail out"),
+        (["--coordinator", "127.0.0.1:1", "--mesh", "4x4"], "leave --mesh, --fail, --slow"),
         (["--mesh", "0x4"], "positive extents"),
         (["--mesh", "100x100"], "at most 4096 chips"),
         (["--algorithm", "magic"], "there is no algorithm 'magic'"),

@@ -162,8 +162,8 @@ def test_a_click_slows_a_link_and_a_second_one_mends_it(page: Browsed) -> None:
 def test_what_runs_is_one_choice_for_sums_tiles_and_all_to_all(page: Browsed) -> None:
     page.page.fill("#fail", "1,1")
     page.page.select_option("#work", "tile 2x2")
-    page.wait_until("document.querySelector('#figures').innerText.includes('15')")
-    assert "3\u00a0spares" in page.text("#headline")
+    page.wait_until("document.querySelector('#headline').innerText.includes('3\\u00a0spares')")
+    assert "15" in page.text("#figures")
     assert {"colour 0", "colour 3"} <= set(page.text("#legend").splitlines())
     page.page.select_option("#show", "flows")
     assert page.page.locator("#phase option").all_inner_texts()[-1] == "colour 3"
