@@ -225,12 +225,12 @@ def trust_cut_links_for_ever(patch: Patch) -> None:
 # another one.
 MUTANTS: dict[Callable[[Patch], None], int] = {
     let_any_holder_be_enough: 7,
-    count_colours_of_stale_states: 15,
-    count_a_step_before_all_have_done_it: 10,
-    keep_no_state_beside: 338,
+    count_colours_of_stale_states: 26,
+    count_a_step_before_all_have_done_it: 51,
+    keep_no_state_beside: 470,
     forget_what_was_tried: 3,
     let_spares_train: 0,
-    trust_cut_links_for_ever: 969,
+    trust_cut_links_for_ever: 790,
 }
 
 
