@@ -112,7 +112,7 @@ def measured(case: tuple[str, Question], library: Path, until: float) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("library", type=Path)
+    parser.add_argument("ttsim", type=Path, metavar="LIBTTSIM")
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=600)
@@ -126,7 +126,7 @@ def main() -> None:
     if not arguments.no_write:
         known = {each["case"] for each in written()}
         wanted = [case for case in wanted if case[0] not in known]
-    run_case = partial(measured, library=arguments.library, until=time.time() + arguments.seconds)
+    run_case = partial(measured, library=arguments.ttsim, until=time.time() + arguments.seconds)
     done: list[dict[str, Any]] = []
     with Pool(arguments.jobs) as pool:
         for facts in pool.imap_unordered(run_case, wanted):

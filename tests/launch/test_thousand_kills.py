@@ -26,7 +26,7 @@ from meshmend.membership.events import (
     TimedEvent,
     event_line,
 )
-from meshmend.membership.faults.fault import Fault, FaultKind
+from meshmend.membership.faults.fault import IN_LOOP, Fault, FaultKind
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
 from random_faults import FaultDriver, FaultSource
@@ -37,13 +37,6 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "thousand_kills.py"
 CHIPS: tuple[Chip, ...] = ((0, 0), (0, 1), (0, 2))
 N_STEPS = 40
 STEP_S, RECOVERED_S = 0.1, 1.5
-
-IN_LOOP = {
-    FaultKind.FLIP,
-    FaultKind.WRONG,
-    FaultKind.THROTTLE,
-    FaultKind.CORRUPT,
-}  # a chip's own loop
 
 
 def loss_of(step: int) -> float:

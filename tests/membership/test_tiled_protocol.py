@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from meshmend.config import Timing
 from meshmend.membership.admission import Admission
+from meshmend.membership.generation import Generation
 from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.job import JobFingerprint
 from meshmend.membership.membership import Decision, Membership
@@ -77,21 +78,27 @@ def test_tiles_are_laid_so_that_one_part_holds_all_colours(
     assert list(generation.chips) == members
 
 
-def test_members_that_form_no_tile_are_told_to_wait_and_go_on_when_a_tile_is_whole() -> None:
-    """Their loops must not take the sums that fail meanwhile for errors of the script."""
+def begun_on(mesh: str) -> tuple[Membership, Generation, Status]:
+    """Return a job with tiles of 1x2 after step 3, its generation, and what its chips said."""
     ours = JobFingerprint("1", 1, 1, 0, "", "", "", 1, "", tile="1x2")
     history = History(CoordinatorRecord("job", fingerprint=ours))
-    membership = Membership(parse_mesh("1x4"), Timing(), board=(1, 1), history=history)
-    for at in range(4):
-        membership.arrive((0, at), ("host", at), status=Status(), memory=None, now=0.0)
+    membership = Membership(parse_mesh(mesh), Timing(), board=(1, 1), history=history)
+    for at, chip in enumerate(parse_mesh(mesh).live):
+        membership.arrive(chip, ("host", at), status=Status(), memory=None, now=0.0)
     first = membership.decide(9.0).generation
     assert first is not None
     for chip in first.chips:
         membership.update_status(chip, Status(generation=first.number, ready=True), 9.0)
     assert membership.decide(9.0).go is not None
+    done = Status(generation=first.number, ready=True, state_version=first.number, step=3)
     for chip in first.chips:
-        done = Status(generation=first.number, ready=True, state_version=first.number, step=3)
         membership.update_status(chip, done, 9.0)
+    return membership, first, done
+
+
+def test_members_that_form_no_tile_are_told_to_wait_and_go_on_when_a_tile_is_whole() -> None:
+    """Their loops must not take the sums that fail meanwhile for errors of the script."""
+    membership, first, _ = begun_on("1x4")
 
     membership.leave((0, 1), "gone", 10.0)
     membership.leave((0, 2), "gone", 10.0)
@@ -115,19 +122,8 @@ def test_a_job_that_lost_a_colour_waits_for_its_chips_if_there_is_a_checkpoint(
     checkpoint: int | None,
 ) -> None:
     """Chips of one colour cannot go back to it alone, however long they wait."""
-    ours = JobFingerprint("1", 1, 1, 0, "", "", "", 1, "", tile="1x2")
-    history = History(CoordinatorRecord("job", fingerprint=ours))
-    membership = Membership(parse_mesh("1x2"), Timing(), board=(1, 1), history=history)
-    for at in range(2):
-        membership.arrive((0, at), ("host", at), status=Status(), memory=None, now=0.0)
-    first = membership.decide(9.0).generation
-    assert first is not None
-    for chip in first.chips:
-        membership.update_status(chip, Status(generation=first.number, ready=True), 9.0)
-    assert membership.decide(9.0).go is not None
-    done = Status(generation=first.number, ready=True, state_version=first.number, step=3)
-    for chip in first.chips:
-        membership.update_status(chip, done, 9.0)
+    membership, _, done = begun_on("1x2")
+
     membership.leave((0, 1), "gone", 10.0)
     left = replace(done, ready=False, checkpoint=checkpoint)
     membership.update_status((0, 0), left, 10.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.membership.faults.fault import Fault, FaultKind, parse_fault
+from meshmend.membership.faults.fault import IN_LOOP, Fault, FaultKind, parse_fault
 from meshmend.topology.failures import Block, Chip, Link, board_shape
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
@@ -19,13 +19,6 @@ meshes = st.builds(
 )
 seeds = st.integers(0, 2**32)
 durations_s = st.floats(0.0, 300.0)
-
-IN_LOOP = {
-    FaultKind.FLIP,
-    FaultKind.WRONG,
-    FaultKind.THROTTLE,
-    FaultKind.CORRUPT,
-}  # a chip's own loop
 
 
 def faults_of(mesh: Mesh, for_s: float, seed: int) -> tuple[Fault, ...]:

@@ -68,6 +68,8 @@ class FaultKind(StrEnum):
 
 
 _STEADY: Final = (FaultKind.WRONG, FaultKind.THROTTLE)  # from a step on
+# About what a worker computes or gets: its own loop carries them out.
+IN_LOOP: Final = frozenset((FaultKind.FLIP, FaultKind.WRONG, FaultKind.THROTTLE, FaultKind.CORRUPT))
 
 
 class Part(StrEnum):
@@ -140,9 +142,8 @@ class Fault:
 
     @property
     def is_in_loop(self) -> bool:
-        """Whether it is about what a worker computes or gets: its own loop carries it out."""
-        kinds = (FaultKind.FLIP, FaultKind.WRONG, FaultKind.THROTTLE, FaultKind.CORRUPT)
-        return self.kind in kinds
+        """Whether the loop of a worker carries it out itself."""
+        return self.kind in IN_LOOP
 
     @property
     def words(self) -> str:
