@@ -33,9 +33,10 @@ def test_a_mesh_less_its_middle_sums_without_races() -> None:
     "mutant", ["credit removed", pytest.param("slots merged", marks=pytest.mark.slow)]
 )
 def test_missing_flow_control_is_caught(mutant: str) -> None:
+    """By a race or, where the threads happened to wait for one another, by a wrong sum."""
     ended = interpreted(replace(SQUARE, n_elements=16 * TILE, slices=2, mutant=mutant))
 
-    assert ended.n_races
+    assert not ended.is_faultless
 
 
 @pytest.mark.slow
