@@ -24,6 +24,7 @@
     ├── ChannelError            a control connection closed, or carries no valid message
     ├── MessageError            a control message or an event that is not valid
     ├── RefusedError            the coordinator refuses this worker
+    │   └── WrongChipError      its chip has computed wrong numbers; those beside it are wanted
     ├── TurnedAwayError         the coordinator counts this worker as dead
     ├── JobFailedError          the job cannot go on: the state that counts is lost
     ├── StateLostError          no chip of a generation has a part of the optimizer's state
@@ -166,6 +167,10 @@ class MessageError(MeshmendError):
 
 class RefusedError(MeshmendError):
     """The coordinator refuses this worker."""
+
+
+class WrongChipError(RefusedError):
+    """The coordinator refuses this worker: its chip has computed wrong numbers."""
 
 
 class TurnedAwayError(MeshmendError):

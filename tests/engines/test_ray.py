@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from planners import is_running
-from training_script import training_script
+from training_script import WRONG_FROM_STEP_8, training_script
 from waiting import until
 
 # Ray's own secret of the cluster: read at its import, and else made in the home folder.
@@ -316,6 +316,23 @@ def test_settings_reach_the_workers(start: Callable[..., Watched]) -> None:
 
     assert told <= set(variables)
     job.finish(900)
+
+
+def test_a_chip_that_computes_wrong_numbers_leaves_alone(cluster: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        training_script("batch=32, steps=40", "", first=WRONG_FROM_STEP_8.format(chip="0,1"))
+    )
+    settings = {"job.name": "wrong", "job.check_shares": 4, "job.run_dir": str(tmp_path / "run")}
+    run = submit(RayJob.on("2x2", script, (), hosts="1x2", settings=SINGLE | settings))
+
+    run.wait()
+
+    found = audit(tmp_path / "run" / "ledger")
+    assert (found.steps, found.lost, found.repeated, found.split) == (40, 0, 0, ())
+    files = (tmp_path / "run" / "ledger").iterdir()
+    at_end = {each.name[:3] for each in files if "\ndone 40 " in each.read_text()}
+    assert at_end == {"0-0", "1-0", "1-1"}
 
 
 def test_a_host_that_fails_alone_tries_again_on_another_node(

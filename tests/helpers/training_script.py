@@ -25,6 +25,15 @@ for inputs, labels in job:
 {last}
 """
 
+# What such a script does first so that one chip computes another loss after its first steps.
+WRONG_FROM_STEP_8 = """
+import itertools
+
+if os.environ["MESHMEND_CHIP"] == "{chip}":
+    right, turns = torch.nn.functional.mse_loss, itertools.count()
+    torch.nn.functional.mse_loss = lambda *given: right(*given) * (2 if next(turns) > 8 else 1)
+"""
+
 
 def training_script(job: str, each_step: str, *, first: str = "", last: str = "") -> str:
     """Return a script that fits a linear model to made-up samples.

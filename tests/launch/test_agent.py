@@ -9,7 +9,7 @@ import pytest
 
 from commanding import Command, commands
 from ports import free_port
-from training_script import training_script
+from training_script import WRONG_FROM_STEP_8, training_script
 from waiting import until
 
 pytest.importorskip("torch")
@@ -163,6 +163,26 @@ def test_an_agent_whose_workers_are_refused_ends_with_code_1(job: TwoHosts) -> N
     assert agent.end() == 1
     assert "refused: batch is 32 on that chip, but 16 in this job" in agent.err
     assert "Traceback" not in agent.err
+
+
+def test_a_chip_that_computes_wrong_numbers_leaves_alone_and_the_others_of_its_host_train_on(
+    job: TwoHosts,
+) -> None:
+    job.script.write_text(
+        training_script(
+            "batch=16, steps=40, check_shares=4", "", first=WRONG_FROM_STEP_8.format(chip="1,1")
+        )
+    )
+    coordinator = job.coordinator()
+
+    agents = [job.agent("left", "2x1@0,0"), job.agent("right", "2x1@0,1")]
+
+    assert [agent.end() for agent in agents] == [0, 0], [agent.err for agent in agents]
+    assert coordinator.end() == 0
+    assert "chip (1, 1) computed wrong numbers, and is out of the job until" in agents[1].err
+    assert "it is started again" not in agents[1].err
+    found = audit(job.folder / "run" / "ledger")
+    assert (found.steps, found.lost, found.repeated, found.faults) == (40, 0, 0, ())
 
 
 def test_a_job_that_is_restarted_as_a_whole_begins_again_if_it_has_no_checkpoint(

@@ -206,6 +206,32 @@ def test_a_trainer_that_stops_early_does_so_on_all_chips(
     assert "12 steps; samples: 384 used, 0 lost, 0 repeated; replicas equal" in ended.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("module", "preload", "length", "n_steps"),
+    [
+        ("hf_trainer", "meshmend.train.hf", ("--steps", "20"), 20),
+        ("lightning_trainer", "lightning", ("--epochs", "1"), 15),
+    ],
+)
+def test_a_chip_that_computes_wrong_numbers_is_found_in_a_trainer_too(
+    tmp_path: Path, module: str, preload: str, length: tuple[str, str], n_steps: int
+) -> None:
+    pytest.importorskip(preload, reason="the extra lightning is not installed")
+
+    ended = meshmend_run(
+        *("--elastic", "--mesh", "2x2", "--preload", preload, "--run-dir", tmp_path / "run"),
+        *("--check-shares", "4", "--inject", "flip gradient 0,1 at 8"),
+        *(EXAMPLES / f"{module}.py", *length, "--output", tmp_path / "output"),
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("turned away") == 1
+    assert re.search(r"chip \(0, 1\) computed samples \d+ to \d+ of step 9 wrong", ended.stderr)
+    assert f"{n_steps} steps; samples: {32 * n_steps} used, 0 lost, 0 repeated" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [("hf", "transformers", "hf"), ("lightning", "lightning", "lightning")],

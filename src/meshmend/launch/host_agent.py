@@ -7,8 +7,9 @@ are in is for the coordinator to decide.
 A worker ends in one of these ways:
 
 - exit code 0: the job is over for its chip.
-- `RefusedError`, `JobFailedError` or `InputError`: a new worker would end in the same way. The
-  agent ends the others and returns 1.
+- `WrongChipError`: its chip is out of the job, and the others train on.
+- another `RefusedError`, `JobFailedError` or `InputError`: a new worker would end in the same way.
+  The agent ends the others and returns 1.
 - another exception: it is started again, but the agent gives up after five in a row.
 - a signal: it is started again, always.
 """
@@ -20,7 +21,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from meshmend.errors import InputError, JobFailedError, RefusedError, TerminatedError
+from meshmend.errors import (
+    InputError,
+    JobFailedError,
+    RefusedError,
+    TerminatedError,
+    WrongChipError,
+)
 from meshmend.launch.slurm_watch import ALIVE_EVERY_S, print_agent_line
 from meshmend.launch.supervisor import (
     Child,
@@ -155,6 +162,9 @@ def _with_exit_codes(body: Callable[[], int]) -> Callable[[], int]:
     def run() -> int:
         try:
             return body()
+        except WrongChipError as error:
+            say(str(error))
+            return 0  # no restart helps, and the other chips of this host are wanted
         except (InputError, RefusedError, JobFailedError) as error:
             say(str(error))
             return _HOPELESS

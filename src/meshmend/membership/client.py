@@ -77,6 +77,7 @@ class News:
     wait: str = ""
     turned_away: TurnedAway | None = None
     refused: str = ""
+    is_chip_wrong: bool = False  # that is why it is refused
     failed: str = ""
     is_over: bool = False
 
@@ -268,8 +269,8 @@ class MembershipClient:
                 self.set_news(replace(self.news, wait=why))
             case TurnedAway():
                 self.set_news(replace(self.news, turned_away=message))
-            case Refused(why=why):
-                self.set_news(replace(self.news, refused=why))
+            case Refused(why=why, is_chip_wrong=is_wrong):
+                self.set_news(replace(self.news, refused=why, is_chip_wrong=is_wrong))
             case Failed(why=why):
                 self.set_news(replace(self.news, failed=why))
             case Over():

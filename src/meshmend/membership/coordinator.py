@@ -341,7 +341,7 @@ class Coordinator:
             self._refuse(connection, why)
             return
         if chip in self._wrong:
-            self._refuse(connection, f"chip {chip} {_COMPUTED_WRONG}")
+            self._refuse(connection, f"chip {chip} {_COMPUTED_WRONG}", is_chip_wrong=True)
             return
         if self._give_way(hello.term):
             self._close(connection, messages.TryLater(self.failure))
@@ -407,7 +407,8 @@ class Coordinator:
         """Close the connection of a worker that computes wrong numbers; it may not come back."""
         why = f"chip {chip} {_COMPUTED_WRONG}"
         _log.error("%s", why)
-        self._close(connection, messages.Refused(why), events.WorkerTurnedAway(chip, why))
+        refusal = messages.Refused(why, is_chip_wrong=True)
+        self._close(connection, refusal, events.WorkerTurnedAway(chip, why))
 
     def _answer(self, connection: ControlConnection, question: messages.AskStatus) -> None:
         """Send the status once; the asker hangs up when it has read it."""
@@ -466,13 +467,21 @@ class Coordinator:
     def _refuse_unexpected(self, connection: ControlConnection, message: Message) -> None:
         self._refuse(connection, f"an unexpected message {tag_of(message)!r}")
 
-    def _refuse(self, connection: ControlConnection, why: str, *, for_now: bool = False) -> None:
+    def _refuse(
+        self,
+        connection: ControlConnection,
+        why: str,
+        *,
+        for_now: bool = False,
+        is_chip_wrong: bool = False,
+    ) -> None:
         """Close a connection; `for_now` lets a delayed worker try again instead of ending it."""
         refused = None
         if shown_why := self._refusals.text_of(why, self._now):
             _log.warning("refused %s: %s", connection.name, shown_why)
             refused = events.ConnectionRefused(connection.name, shown_why)
-        answer = messages.TryLater(why) if for_now else messages.Refused(why)
+        refusal = messages.Refused(why, is_chip_wrong=is_chip_wrong)
+        answer = messages.TryLater(why) if for_now else refusal
         self._close(connection, answer, refused)
 
     def _close(

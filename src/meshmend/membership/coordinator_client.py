@@ -23,6 +23,7 @@ from meshmend.errors import (
     StoppedError,
     TransportError,
     TurnedAwayError,
+    WrongChipError,
 )
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
@@ -180,7 +181,7 @@ class CoordinatorClient:
             while True:
                 news = self._client.news
                 if news.refused:
-                    raise RefusedError(news.refused)
+                    raise (WrongChipError if news.is_chip_wrong else RefusedError)(news.refused)
                 if news.failed:
                     raise JobFailedError(news.failed)
                 if news.turned_away:

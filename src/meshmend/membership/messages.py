@@ -223,9 +223,13 @@ class TurnedAway(_Kind, frozen=True, tag="turned away"):
 
 
 class Refused(_Kind, frozen=True, tag="refused"):
-    """Coordinator: I refuse your connection for good; `why` is the reason."""
+    """Coordinator: I refuse your connection for good; `why` is the reason.
+
+    `is_chip_wrong`: your chip has computed wrong numbers. Others of its host may train on.
+    """
 
     why: str
+    is_chip_wrong: bool = False
 
 
 class TryLater(_Kind, frozen=True, tag="later"):
