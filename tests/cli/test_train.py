@@ -1,6 +1,7 @@
 """`meshmend train` as a user types it."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from commanding import commands
 from meshmend.cli.main import run_line
 from meshmend.planning.compile_once import compile_once
 from packages import needs
-from waiting import until
+from waiting import HANG_S, until
 
 pytestmark = needs("torch", "transformers", "sklearn")
 
@@ -166,6 +167,21 @@ def test_a_run_is_one_json_object_and_can_be_taken_up_with_another_learning_rate
     before, after = answer["evaluation"], taken_up["evaluation"]
     assert after["accuracy"] == before["accuracy"]  # such small steps change nothing
     assert '"rate":1e-09' in (second / "events.jsonl").read_text()
+
+
+@needs("triton")  # PyTorch then imports it, and it prints at the end what was not freed
+def test_nothing_follows_the_summary_of_a_run(tmp_path: Path) -> None:
+    options = ("--mesh", "1x2", "--batch", "8", "--steps", "2", "--run-dir", tmp_path / "run")
+    ran = subprocess.run(
+        [sys.executable, "-m", "meshmend", "train", *options],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("report")
+    assert "done: 2 steps" in ran.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

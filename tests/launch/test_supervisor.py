@@ -1,6 +1,7 @@
 """The supervisor: real processes that die, fall silent, fail again and again, or finish."""
 
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -237,6 +238,17 @@ def test_an_exit_code_names_the_signal_if_there_is_one(
     processes.end_all()
 
     assert (child.code, child.how_it_ended, bool(child.killed_by)) == (code, words, is_killed)
+
+
+def test_after_the_last_process_the_collector_sees_all_objects_again() -> None:
+    """Else this process would end without freeing what it had imported."""
+    processes = Supervisor()
+    processes.fork("", lambda pipes, parent: os._exit(0))
+    assert gc.get_freeze_count() > 0
+
+    processes.end_all()
+
+    assert gc.get_freeze_count() == 0
 
 
 def test_what_a_process_wrote_last_is_read_before_its_end_is_judged() -> None:

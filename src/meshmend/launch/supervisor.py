@@ -282,7 +282,7 @@ class Supervisor:
         sys.stderr.flush()
         # The garbage collector ignores all objects that exist now. Otherwise each child's collector
         # would walk through all imported modules, which took a tenth of a small step, and would
-        # copy their memory pages.
+        # copy their memory pages. `end_all` undoes it for this process.
         gc.freeze()
         end_openmp_threads()
         parent = os.getpid()
@@ -375,6 +375,9 @@ class Supervisor:
         """End all processes, by SIGTERM and then by SIGKILL, and print what they printed last."""
         with unhurried():
             self._end_all(termination_s)
+        # Or nothing that is part of a cycle would be freed at the end of this process, and
+        # libraries that count their objects then would print hundreds of them.
+        gc.unfreeze()
 
     def _end_all(self, termination_s: float) -> None:
         self._signal_alive(signal.SIGCONT)  # a stopped process does not act on SIGTERM
