@@ -15,7 +15,7 @@ from meshmend.train.state.checkpoint_export import read_checkpoint
 STEPS, BATCH, N_SAMPLES = 24, 10, 37
 
 SCRIPT = """
-import time
+import gc, time
 import torch
 import torch.distributed as dist
 import meshmend.torch
@@ -24,12 +24,14 @@ from pathlib import Path
 from meshmend.train import Saving, TileJob
 from tile_job_samples import model_and_samples, loss_of
 
+gc.disable()  # so that nothing but the job frees what refers to itself
+
 def build(mesh):
     model, _ = model_and_samples()
     {shard}
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
-_, samples = model_and_samples()
+samples = model_and_samples()[1]
 job = TileJob(build, samples, tile={tile!r}, batch={batch}, steps={steps}, seed=3{more})
 for step in job:
     while job.step_number == {gate} and job.mesh.size(0) < 2:
@@ -43,6 +45,11 @@ for step in job:
         job.optimizer.step()
 if dist.get_rank() == 0:
     print(f"loss {{job.loss:.17g}}")
+classes = [type(each) for each in gc.get_objects()]
+n_layers, n_groups = (
+    sum(issubclass(each, wanted) for each in classes)
+    for wanted in (torch.nn.Linear, meshmend.torch.group.MeshmendGroup))
+print(f"kept {{n_layers}} layers and {{n_groups}} groups")
 """
 
 HELPER = f"""
@@ -127,6 +134,8 @@ def test_a_chip_is_killed_and_returns_and_the_loss_is_that_of_an_undisturbed_run
         f"{STEPS} steps; samples: {STEPS * BATCH} used, 0 lost, 0 repeated; replicas equal bit for "
         "bit" in ended.stderr
     )
+    # Of models and groups before the loss and the repair, nothing is left.
+    assert re.findall(r"kept (.*)", ended.stdout) == ["2 layers and 3 groups"] * 4
 
 
 def test_a_chip_that_returns_with_other_samples_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 import torch.autograd
 import torch.compiler
 import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map_only
 
 from meshmend.errors import StoppedError, TransportError
@@ -114,7 +115,6 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
     # Of the default group of an elastic job whose replicas are tiles: their shape.
     tile: tuple[int, ...] | None = None
     plans: Path | None = None  # and the folder of plans that are made ahead
-    n_tilings = 0  # calls of `tiles` on this group: all ranks make them in the same order
 
     def __init__(
         self,
@@ -143,6 +143,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         # In each thread that starts a collective: what it runs over, and the plans for that. The
         # group may be made again in the middle of it.
         self._begun_on = threading.local()
+        self.meshes: list[DeviceMesh] = []  # that `tiles` has made, on all ranks in the same order
         self._places = places  # of each rank among the chips in row-major order, if another
         self._use(settings, transport, self._place(rank))
 
@@ -443,6 +444,10 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             self._transport.interrupt()
             self._progress.finish(FINISH_S)
         self._transport.close()
+        for mesh in self.meshes:
+            # DTensor keeps every mesh that it has seen in its caches, and a mesh keeps its groups
+            # with their connections here. They are destroyed; what is needed goes by their names.
+            getattr(mesh, "_pg_registry", {}).clear()
         if self._late is not None:
             self._late.close()
         if self._idle is not None:

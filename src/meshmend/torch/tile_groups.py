@@ -97,13 +97,13 @@ def tiles(
     rank_of = world.settings.mesh.rank_of
     ranks = np.array([[rank_of[chip] for chip in chips] for chips in tiling.tiles])
     ranks = ranks.reshape(tiling.n_tiles, *shape)
-    number, device_type = world.n_tilings, world.device_type
-    world.n_tilings += 1
+    number, device_type = len(world.meshes), world.device_type
     here = np.argwhere(ranks == dist.get_rank())
     if not len(here):
-        return DeviceMesh(
-            device_type, torch.tensor(ranks), mesh_dim_names=names, _init_backend=False
+        world.meshes.append(
+            DeviceMesh(device_type, torch.tensor(ranks), mesh_dim_names=names, _init_backend=False)
         )
+        return world.meshes[-1]
     sums = None
     if tiling.n_tiles > 1 and tiling.n_colours > 1:
         sums = ColourSums.of(tiling, world, f"meshmend-tiles-{number}")
@@ -119,9 +119,10 @@ def tiles(
                 sort_ranks=False,
             )
         )
-    return DeviceMesh.from_group(
-        groups, device_type, mesh=torch.tensor(ranks), mesh_dim_names=names
+    world.meshes.append(
+        DeviceMesh.from_group(groups, device_type, mesh=torch.tensor(ranks), mesh_dim_names=names)
     )
+    return world.meshes[-1]
 
 
 def _tiling(world: MeshmendGroup, tile: str, *, may_have_spares: bool) -> Tiling:

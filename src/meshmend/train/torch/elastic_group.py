@@ -17,6 +17,7 @@ the protocol, `group_state.py` the objects of a script, `group_meeting.py` how a
 """
 
 import functools
+import gc
 import inspect
 import logging
 import os
@@ -392,6 +393,11 @@ class ElasticGroup:
                 sums=(MEETING_SUM, *self._tile_sums()) if is_first else (),
             )
             coordinator_client().report(stepped)
+        if is_first and self._build is not None:
+            # The modules of `fully_shard` refer to each other, so those before this generation
+            # stay, with their parameters and groups, until they are collected. Up to now, the loss
+            # of an earlier step may have referred to them as well.
+            gc.collect()
 
     def _save(self, loop: WorkerLoop) -> None:
         """Begin to write this chip's part of a checkpoint, if one is due."""
@@ -465,6 +471,7 @@ class ElasticGroup:
         self._report_lost(loop)
         self._expect_change(error)
         _log.info("chip %s: step %d failed: %s", self._environment.chip, self.step_number, error)
+        _forget_frames(error)
         self._drop()  # so that nothing writes any more
         self._state.before.restore()
         self._fail_over()
@@ -829,3 +836,12 @@ class ElasticGroup:
         self.step_number, self._taken, self._is_equal = step, None, True
         if self._loop is not None:
             self._loop.also = None
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Free what the frames of an error hold: the step that failed, and with it all of its model.
+
+    The error itself lives on in the handle of a collective, which these frames hold.
+    """
+    while error is not None:
+        error.__traceback__, error = None, error.__context__
