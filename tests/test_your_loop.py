@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the page needs: pip install 'meshmend[torch]'")
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your-loop.md").read_text(encoding="utf-8")
-PLAIN, MENDED, CHECKPOINTS = map(str, re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+PLAIN, MENDED, REST, CHECKPOINTS = map(str, re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
 RUN = re.findall(r"^    (meshmend run .*)$", PAGE, re.MULTILINE)
 LAST_LINE = re.findall(r"^    (meshmend: .*)$", PAGE, re.MULTILINE)
 
@@ -51,6 +51,18 @@ def test_both_loops_learn_and_five_lines_differ(tmp_path: Path) -> None:
     assert mended[-1] < mended[0] / 2
     new = [line for line in MENDED.splitlines() if line.strip() and line not in PLAIN.splitlines()]
     assert len([line for line in new if "loss =" not in line and "zero_grad" not in line]) <= 6
+
+
+def test_the_rest_of_a_loop_learns_and_saves(tmp_path: Path) -> None:
+    made, _, _ = MENDED.partition("job = ")
+    (tmp_path / "train.py").write_text(made + REST)
+
+    printed = run(tmp_path, "train.py")
+
+    errors = [float(each) for each in re.findall(r"error ([\d.]+)", printed)]
+    assert len(errors) == 2
+    assert errors[1] < errors[0] / 2
+    assert (tmp_path / "model.pt").stat().st_size > 0
 
 
 def test_a_job_of_the_page_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

@@ -158,6 +158,46 @@ def test_a_scheduler_that_is_not_in_also_is_refused_before_the_first_step() -> N
     assert job.step_number == 0
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of")  # PyTorch's own, if it steps first
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_scheduler_that_the_loop_steps_is_refused(is_first: bool) -> None:
+    """A checkpoint of the step would not have it."""
+    model = torch.nn.Linear(4, 4, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    dataset = torch.utils.data.TensorDataset(*[torch.ones(64, 4, dtype=torch.float64)] * 2)
+    job = Job(model, optimizer, dataset, batch=8, steps=3, also=[scheduler])
+
+    def loop() -> None:
+        for batch in job:
+            loss = loss_of(model, batch)
+            loss.backward()
+            if is_first:
+                scheduler.step()
+            if job.step(loss):
+                scheduler.step()
+
+    with pytest.raises(InputError, match=r"must not step its StepLR.*register_step_post_hook"):
+        loop()
+    assert job.step_number == (0 if is_first else 1)
+
+
+def test_a_scheduler_that_needs_a_metric_is_stepped_by_the_loop() -> None:
+    model = torch.nn.Linear(4, 4, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    dataset = torch.utils.data.TensorDataset(*[torch.ones(64, 4, dtype=torch.float64)] * 2)
+    job = Job(model, optimizer, dataset, batch=8, steps=3, also=[scheduler])
+
+    for batch in job:
+        loss = loss_of(model, batch)
+        loss.backward()
+        if job.step(loss):
+            scheduler.step(loss.item())
+
+    assert scheduler.last_epoch == 3
+
+
 def test_schedulers_in_also_and_inside_of_those_are_let_be() -> None:
     model = torch.nn.Linear(4, 4, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -140,11 +140,6 @@ def _refusals(loader: Any) -> list[tuple[bool, str, str]]:
             "leave it out: a job uses every sample of an epoch once",
         ),
         (
-            loader.drop_last,
-            "drop_last=True",
-            "leave it out: a job's batches go on into the next epoch, so none is short",
-        ),
-        (
             loader.generator is not None,
             "generator",
             "leave it out: Job's seed decides the order and the random numbers of samples",

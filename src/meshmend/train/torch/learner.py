@@ -19,8 +19,8 @@ from meshmend.train.torch.backward_watch import BackwardWatch
 from meshmend.train.torch.gradients import Bytes, Gradients
 from meshmend.train.torch.optimizers import (
     Optimizers,
+    Schedulers,
     SteppedOptimizers,
-    check_schedulers,
     optimizers_of,
 )
 
@@ -65,6 +65,7 @@ class TorchLearner:
         self.sharded: ShardedOptimizers | None = None
         named = self._named_optimizers = optimizers_of(optimizer)
         self._guard: Any = None  # against steps of the optimizers outside the job
+        self._schedulers: Schedulers | None = None  # None until the first step begins
         self._is_updating = False
         if shard_optimizer or master_weights:
             _refuse_scaler(scaler, "shard_optimizer" if shard_optimizer else "master_weights")
@@ -88,8 +89,9 @@ class TorchLearner:
     def begin(self, share: Share, start: Callable[[int], None]) -> None:
         """Begin a step; `start(number)` is called for each sum that can begin."""
         if self._guard is None:
-            check_schedulers(self._named_optimizers, self._also)
+            self._schedulers = Schedulers(self._named_optimizers, self._also)
             self._guard = register_optimizer_step_pre_hook(self._refuse_step)
+        self._check_schedulers()
         self._share, self._weight, self._max_norm = share, None, None
         self._forget_prepared()
         self._watch.begin(share.n_samples / share.batch, start)
@@ -107,6 +109,15 @@ class TorchLearner:
             yield
         finally:
             self._is_updating = False
+            self._note_schedulers()
+
+    def _check_schedulers(self) -> None:
+        assert self._schedulers is not None, "the first step has begun"
+        self._schedulers.check()
+
+    def _note_schedulers(self) -> None:
+        if self._schedulers is not None:
+            self._schedulers.note()
 
     def _refuse_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Raise InputError if the loop steps an optimizer of the job by itself."""
@@ -137,6 +148,7 @@ class TorchLearner:
 
     def gather(self, loss: torch.Tensor, weight: float | None, *, is_last: bool) -> None:
         """Put this chip's gradients and loss, times its weight, into the payloads."""
+        self._check_schedulers()
         self._watch.end()
         chosen = self._weight if weight is None else weight
         scale = (self._share.n_samples if chosen is None else chosen) / self._share.batch
@@ -263,6 +275,7 @@ class TorchLearner:
         self._optimizers.load_state_dict(state["optimizer"])
         for part, part_state in zip(self._also, state["also"], strict=True):
             part.load_state_dict(part_state)
+        self._note_schedulers()
 
     def n_state_bytes(self) -> int:
         """Return the bytes of the state that the optimizers keep on this chip."""

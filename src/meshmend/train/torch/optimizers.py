@@ -253,28 +253,55 @@ def _in_float32(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_schedulers(
-    optimizers: Mapping[str, torch.optim.Optimizer], also: Sequence[object]
-) -> None:
-    """Raise InputError if a scheduler of an optimizer is not part of the training state.
+_STEP_IN_HOOK: Final = (
+    "step it in the optimizer: optimizer.register_step_post_hook(lambda *_: scheduler.step())"
+)
 
-    A scheduler wraps the `step` of its optimizer. Where none does, there is none to look for.
+
+class Schedulers:
+    """The schedulers of a job's optimizers, which must step with them.
+
+    A scheduler that the loop steps itself is a step behind in a checkpoint, and on a chip that took
+    the step from another one. One that needs a metric cannot step earlier, and is let be.
     """
-    wrapped = [
-        each for each in optimizers.values() if getattr(each.step, "_wrapped_by_lr_sched", False)
-    ]
-    if not wrapped:
-        return
-    known = {id(each) for each in _parts_of(also, depth=3)}
-    for scheduler in _schedulers():
-        is_mine = any(scheduler.optimizer is each for each in wrapped)
-        if is_mine and id(scheduler) not in known:
-            raise InputError(
-                f"Job needs the {type(scheduler).__name__} of its optimizer in also, or a chip "
-                "that joins, or a resumed job, has another learning rate: pass also=[scheduler], "
-                "and step it in the optimizer: "
-                "optimizer.register_step_post_hook(lambda *_: scheduler.step())"
-            )
+
+    def __init__(
+        self, optimizers: Mapping[str, torch.optim.Optimizer], also: Sequence[object]
+    ) -> None:
+        """Raise InputError if a scheduler of an optimizer is not part of the training state."""
+        # A scheduler wraps the `step` of its optimizer. Where none does, there is none to look for.
+        wrapped = [
+            each
+            for each in optimizers.values()
+            if getattr(each.step, "_wrapped_by_lr_sched", False)
+        ]
+        found = _schedulers() if wrapped else []
+        mine = [each for each in found if any(each.optimizer is other for other in wrapped)]
+        known = {id(each) for each in _parts_of(also, depth=3)}
+        for scheduler in mine:
+            if id(scheduler) not in known:
+                raise InputError(
+                    f"Job needs the {type(scheduler).__name__} of its optimizer in also, or a chip "
+                    "that joins, or a resumed job, has another learning rate: pass "
+                    f"also=[scheduler], and {_STEP_IN_HOOK}"
+                )
+        needs_metric = torch.optim.lr_scheduler.ReduceLROnPlateau
+        self._counted = [each for each in mine if not isinstance(each, needs_metric)]
+        self.note()
+
+    def note(self) -> None:
+        """Remember how often each has stepped: this is part of the state of the step."""
+        self._counts = [each.last_epoch for each in self._counted]
+
+    def check(self) -> None:
+        """Raise InputError if the loop has stepped a scheduler since."""
+        for scheduler, count in zip(self._counted, self._counts, strict=True):
+            if scheduler.last_epoch != count:
+                raise InputError(
+                    f"the loop over a Job must not step its {type(scheduler).__name__}: "
+                    "checkpoints, and chips that take a step from another one, would miss that; "
+                    f"{_STEP_IN_HOOK}"
+                )
 
 
 def _schedulers() -> list[Any]:
