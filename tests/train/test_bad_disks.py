@@ -1,6 +1,8 @@
 """A disk that fails in any way, at any byte of a checkpoint, costs that checkpoint and no chip."""
 
+import errno
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -98,3 +100,66 @@ def test_a_job_on_a_disk_that_fills_ends_as_if_it_had_room(tmp_path: Path, seed:
     assert failed.isdisjoint(whole)
     assert result["audit"]["unchecked"] == []
     assert result["audit"]["lost"] == 0
+
+
+def test_checkpoints_that_cannot_be_set_aside_are_told_in_a_line_and_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = WriteFailures(WorkerEnvironment())
+    writer = CheckpointWriter(Saving(tmp_path, every=5), ARRAYS, failures, lambda step, at: None)
+
+    def save(step: int) -> None:
+        state = {"weights": np.arange(8.0)}
+        writer.begin(lambda: state, step=step, generation=0, shard=0, n_shards=1)
+        writer.wait()
+
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for step in (5, 10, 15):
+        save(step)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(Path, "rename", refuse)
+        for _ in range(2):
+            writer.set_aside(after=5)
+
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "chip (0,) cannot write the new names of checkpoints that may hold wrong numbers: "
+        "Read-only file system; delete those of steps 10, 15 before you resume"
+    )
+    assert complete_steps(tmp_path) == [5, 10, 15]
+    assert writer.newest() == 5
+    save(10)
+    assert writer.newest() == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_checkpoints", [0, 3, 5])
+def test_a_job_with_a_wrong_chip_on_a_disk_that_fills_loses_nothing_that_was_written(
+    tmp_path: Path, n_checkpoints: int
+) -> None:
+    (tmp_path / "run").mkdir()
+    room = 4096 * (1 + 9 * n_checkpoints)  # a checkpoint has four files, in a folder
+    with small_disk(tmp_path / "run" / "checkpoints", n_bytes=room) as disk:
+        result = elastic(
+            tmp_path / "run",
+            mesh="2x2",
+            steps=80,
+            check_shares=5,
+            save_every=5,
+            dtype="float64",
+            inject=["wrong 0,1 from 50"],
+        )
+        whole = complete_steps(disk)
+        found = [load_step(disk, step, TORCH, on_damage=lambda *why: None) for step in whole]
+
+    assert result["finished"], result["why"]
+    assert [event["chip"] for event in of_kind(result, "turned away")] == [[0, 1]]
+    assert all(found)
+    assert of_kind(result, "unwritten")
+    (wrong,) = of_kind(result, "wrong-result")
+    back = [event["step"] for event in of_kind(result, "restored")]
+    assert all(step <= wrong["right_until"] for step in back)
+    assert result["audit"]["faults"] == []
+    assert (result["audit"]["lost"], result["audit"]["repeated"]) == (0, 0)

@@ -213,16 +213,22 @@ def prune(
             draft.unlink(missing_ok=True)
 
 
-def set_aside(folder: Path, after: int) -> None:
+def set_aside(folder: Path, after: int) -> dict[int, str]:
     """Rename all checkpoints after a step, which may hold wrong numbers; no job reads them again.
 
-    Several chips may call it at once.
+    Returns the steps of those that keep their names, and why. Several chips may call it at once.
     """
+    left: dict[int, str] = {}
     for step in steps_in(folder):
         if step > after:
             old = step_folder(folder, step)
-            with suppress(OSError):  # another chip has renamed it
+            try:
                 old.rename(old.with_name(f"{_DOUBTFUL}{old.name}-{uuid4().hex[:8]}"))
+            except FileNotFoundError:
+                pass  # another chip has renamed it
+            except OSError as error:
+                left[step] = why_unwritten(error)
+    return left
 
 
 def _read(files: list[Path], step: int, framework: Framework, on_damage: OnDamage) -> Loaded | None:

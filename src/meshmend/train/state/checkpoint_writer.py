@@ -58,6 +58,7 @@ class WriteFailures:
 
 
 _PART, _WHOLE = "its part of a checkpoint", "a whole checkpoint"
+_NAMES = "the new names of checkpoints that may hold wrong numbers"
 
 OnSaved = Callable[[int, float], None]
 
@@ -182,6 +183,7 @@ class CheckpointWriter:
             raise writing.error  # a mistake of ours, not of the disk
         else:
             self._failures.clear(_PART)
+            self._unreadable.discard(writing.save.step)
             if writing.save.shard == 0 and not self._failures.has(_WHOLE):
                 self._on_saved(writing.save.step, writing.at)
 
@@ -212,8 +214,16 @@ class CheckpointWriter:
         return newest_complete(self._saving.folder, without=self._unreadable, at_most=at_most)
 
     def set_aside(self, after: int) -> None:
-        """Let no job read the checkpoints after a step any more; what is being written is over."""
-        checkpoint.set_aside(self._saving.folder, after)
+        """Let no job read the checkpoints after a step any more; what is being written is over.
+
+        If the disk does not let it, this job does not read them, and says which ones they are.
+        """
+        left = checkpoint.set_aside(self._saving.folder, after)
+        if left:
+            self._unreadable |= left.keys()
+            steps = ", ".join(map(str, sorted(left)))
+            why = f"{next(iter(left.values()))}; delete those of steps {steps} before you resume"
+            self._failures.report(_NAMES, why)
 
     def load(self, step: int) -> Loaded:
         """Return the state of a step.
