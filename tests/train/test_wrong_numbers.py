@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from commanding import meshmend_run
+from commanding import commands, meshmend_run
 from elastic_job import elastic, losses, of_kind
 from meshmend.train.core.share_checks import is_check_step
 from meshmend.train.state.checkpoint import complete_steps
+from testbeds import require_testbed
 
 pytest.importorskip("torch")
 
@@ -177,3 +178,26 @@ def test_a_link_that_changes_bytes_is_left_out_with_checksums_and_told_without(
     assert not plain["finished"]
     assert out(plain) == []
     assert any("find it with --checksum" in event["fault"] for event in of_kind(plain, "fault"))
+
+
+@pytest.mark.slow
+def test_such_a_link_is_left_out_and_told_on_a_testbed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_testbed()
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "beds"))
+
+    line = ("train", "--mesh", "2x2", "--steps", "16", "--testbed", "50Mbit")
+    line += ("--check-shares", "4", "--inject", "corrupt link:0,0-0,1 at 6")
+
+    with commands(tmp_path) as start:
+        summed = start("summing", *line, "--checksum", "--run-dir", tmp_path / "summed")
+        is_right = summed.end() == 0
+        plain = start("not summing", *line, "--run-dir", tmp_path / "plain")
+        code = plain.end()
+
+    assert is_right, summed.err
+    assert '"cut":["link:0,0-0,1"]' in (tmp_path / "summed" / "events.jsonl").read_text()
+    assert code == 1
+    assert "turned away" not in plain.err
+    assert plain.err.splitlines()[-1].endswith("find it with --checksum or MESHMEND_CHECKSUM=1")

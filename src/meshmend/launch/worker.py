@@ -34,7 +34,13 @@ from typing import Any, Final
 import numpy as np
 
 from meshmend.config import COORDINATOR
-from meshmend.errors import InputError, ResumeError
+from meshmend.errors import (
+    InputError,
+    RefusedError,
+    ReplicasDifferError,
+    ResumeError,
+    WrongResultError,
+)
 from meshmend.processes import die_with_parent
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
@@ -260,7 +266,7 @@ def error_text(error: BaseException) -> str:
     empty if the script exited with a number. What meshmend refuses is one line, with the line of
     the script that asked for it.
     """
-    if isinstance(error, ResumeError):  # no line of the script is wrong
+    if isinstance(error, _OF_NO_LINE):
         return f"{error}\n"
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int | None) else f"{error.code}\n"
@@ -284,6 +290,9 @@ def _send_report(report: int, text: str) -> None:
     while message:
         message = message[os.write(report, message) :]
 
+
+# No line of the script is wrong.
+_OF_NO_LINE: Final = (ResumeError, RefusedError, ReplicasDifferError, WrongResultError)
 
 _VARIABLE: Final = "OMP_NUM_THREADS"
 _XLA_VARIABLE: Final = "XLA_FLAGS"  # JAX reads it at its first computation: in the worker
