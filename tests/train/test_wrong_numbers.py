@@ -181,6 +181,21 @@ def test_a_link_that_changes_bytes_is_left_out_with_checksums_and_told_without(
 
 
 @pytest.mark.slow
+def test_once_something_was_wrong_a_link_that_changes_bytes_is_named_without_checksums_asked_for(
+    tmp_path: Path,
+) -> None:
+    """A link is told from a chip before the chip is blamed: chips whose states differ twice are."""
+    faults = ["flip weights 1,1 at 4", "corrupt link:0,0-0,1 at 10"]
+
+    result = elastic(tmp_path, mesh="2x2", steps=16, check_shares=4, inject=faults)
+
+    assert result["finished"], result["why"]
+    assert [event["chip"] for event in of_kind(result, "state-mended")] == [[1, 1]]
+    assert of_kind(result, "generation")[-1]["cut"] == ["link:0,0-0,1"]
+    assert out(result) == []
+
+
+@pytest.mark.slow
 def test_such_a_link_is_left_out_and_told_on_a_testbed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -502,16 +502,22 @@ def test_ranks_of_which_one_makes_no_checksums_of_payloads_lose_each_other() -> 
     assert isinstance(outcome[0], PeerLostError)
 
 
-@pytest.mark.parametrize("sums_payloads", [True, False])
+@pytest.mark.parametrize("sums", ["asked for", "switched on", "ended", "none"])
 def test_a_link_that_changes_bytes_is_named_if_payloads_have_checksums(
-    sums_payloads: bool,
+    sums: str,
 ) -> None:
+    """Also if only the sender has switched them on, until the generation ends."""
     load_event_loop()
-    with transports(2, link_timeout_s=LINK_TIMEOUT_S, sums_payloads=sums_payloads) as both:
+    is_asked = sums == "asked for"
+    with transports(2, link_timeout_s=LINK_TIMEOUT_S, sums_payloads=is_asked) as both:
         payloads = [np.arange(1000, dtype=np.float32) for _ in both]
 
         def work(rank: int) -> str:
             both[rank].connect({1 - rank: both[1 - rank].address}, timeout_s=HANG_S)
+            if rank == 1 and sums in ("switched on", "ended"):
+                both[rank].sum_payloads()
+            if sums == "ended":
+                both[rank].renew(1)
             if rank == 0:
                 both[rank].corrupt(1)
             task = task_for(PROGRAMS[rank], payloads[rank], n_slices=N_SLICES)
@@ -525,7 +531,7 @@ def test_a_link_that_changes_bytes_is_named_if_payloads_have_checksums(
 
         first, second = together(work, 2)
 
-    if sums_payloads:
+    if sums in ("asked for", "switched on"):
         assert first == "rank 1 sent rank 0 a frame whose payload does not match its checksum"
         assert second != "wrong"
     else:

@@ -95,6 +95,8 @@ from meshmend.transport.frames import (
     N_USERS,
     NEEDS,
     NONE,
+    NEEDED,
+    NOT_SENT,
     NOT_SUMMED,
     OLDEST,
     ONE,
@@ -461,7 +463,7 @@ def _begin_frame(loop, peer):  # type: ignore[no-untyped-def]
             return False
         _begin_key(_run_of(loop, slot), peer)
         links[peer, OUT_SLOT] = slot
-        if loop.numbers[SUMS_PAYLOADS]:
+        if loop.numbers[SUMS_PAYLOADS] != NOT_SENT:
             length = links[peer, OUT_WORDS + LENGTH_WORD]
             parts = checksum_at(links[peer, OUT_AT], length, np.int64(0))
             links[peer, OUT_WORDS + PAYLOAD_WORD] = payload_checksum(parts)
@@ -589,7 +591,7 @@ def _check_header(loop, peer):  # type: ignore[no-untyped-def]
     is_data = words[ROW_WORD] != STARTED and words[ROW_WORD] != GAVE_UP
     if is_data and words[ROW_WORD] < 0:
         return _bad_frame(links, peer, BAD_KEY)
-    if is_data and loop.numbers[SUMS_PAYLOADS] and words[PAYLOAD_WORD] == 0:
+    if is_data and loop.numbers[SUMS_PAYLOADS] == NEEDED and words[PAYLOAD_WORD] == 0:
         return _bad_frame(links, peer, NOT_SUMMED)
     return DONE
 

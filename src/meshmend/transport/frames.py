@@ -100,7 +100,8 @@ N_RUN_COLUMNS: Final = 15
 
 # Entries of `numbers`: the generation, the numbers of the oldest run that has not ended, of the
 # last run that was started and of the last that has begun; a mark that other links are in use now;
-# the number 1, for event descriptors; and whether payloads have checksums.
+# the number 1, for event descriptors; and whether payloads have checksums: none, those that this
+# rank sends, or those of all ranks, which it then needs.
 GENERATION, OLDEST, LAST_STARTED, LAST_BEGUN, LINKS_CHANGED, ONE, SUMS_PAYLOADS = (
     0,
     1,
@@ -111,6 +112,7 @@ GENERATION, OLDEST, LAST_STARTED, LAST_BEGUN, LINKS_CHANGED, ONE, SUMS_PAYLOADS 
     6,
 )
 N_NUMBERS: Final = 7
+NOT_SENT, SENT, NEEDED = 0, 1, 2  # of SUMS_PAYLOADS
 
 NONE: Final = -1
 TAIL: Final = -2  # a frame whose payload is void: the rest of an abandoned one, or one without any

@@ -89,7 +89,8 @@ class SocketTransport:
             link_timeout_s=link_timeout_s,
         )
         self._loop = self._runs.loop
-        self._loop.numbers[frames.SUMS_PAYLOADS] = sums_payloads
+        self._sums_payloads = frames.NEEDED if sums_payloads else frames.NOT_SENT
+        self._loop.numbers[frames.SUMS_PAYLOADS] = self._sums_payloads
         self._links = self._loop.links
         self._drop(range(len(labels)))
         self._peer_connections = PeerConnections(
@@ -177,6 +178,7 @@ class SocketTransport:
             )
         self._runs.stop()
         self._runs.renew(generation)
+        self._loop.numbers[frames.SUMS_PAYLOADS] = self._sums_payloads
         self.drop(np.flatnonzero(self._links[:, frames.CLOSED]).tolist())
         self.drop([peer for peer, connection in self._sockets.items() if has_ended(connection)])
         clear(self._stop_fd)
@@ -205,6 +207,15 @@ class SocketTransport:
         if connection := self._sockets.get(peer):
             with suppress(OSError):  # it may be broken already
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def sum_payloads(self) -> None:
+        """Send checksums of all payloads from now on, until the generation ends.
+
+        A rank looks at those that come, whether it sends any or not. All it has to do with runs in
+        flight is that some of their frames have checksums.
+        """
+        numbers = self._loop.numbers
+        numbers[frames.SUMS_PAYLOADS] = max(frames.SENT, numbers[frames.SUMS_PAYLOADS])
 
     def corrupt(self, peer: int) -> None:
         """Change bits of all data that comes from a rank, until its connection is made anew.

@@ -154,6 +154,10 @@ class Exchange:
         """Break the connection to a chip, as a cut link would."""
         self.transport.sever(self._seats[chip])
 
+    def sum_payloads(self) -> None:
+        """Send checksums of all data until the generation ends: something was wrong."""
+        self.transport.sum_payloads()
+
     def corrupt(self, chip: Chip) -> None:
         """Change bytes of what comes from a chip, as a link that is broken would."""
         self.transport.corrupt(self._seats[chip])

@@ -619,6 +619,8 @@ class JobCore:
         loop, checks = self._loop, self._checks
         assert loop is not None
         assert checks is not None
+        assert self._exchange is not None
+        self._exchange.sum_payloads()  # if it was a link, that is known before a chip is blamed
         if finding.sums is not None and self.is_leader:
             among = tuple(self.chips[rank] for rank in finding.sums)
             coordinator_client().report(WrongSum(self.chip, self.step_number + 1, among))
