@@ -10,6 +10,7 @@ import pytest
 from ledgers import BATCH, LedgerJob
 from meshmend.membership.events import Event, GenerationBegan, StepFinished
 from meshmend.train.data.audit import Restore, audit
+from meshmend.train.data.samples import Share
 
 
 def honest(job: LedgerJob) -> None:
@@ -122,6 +123,22 @@ def test_a_planted_fault_is_found(
 
     assert found.is_wrong
     assert any(re.match(match, fault) for fault in found.faults), found.faults
+
+
+def test_a_step_that_a_check_made_void_is_tried_again_and_its_samples_are_used_once(
+    tmp_path: Path,
+) -> None:
+    job = LedgerJob(tmp_path)
+    job.run(1, range(3), after=0, to=4)
+    for chip in ((0, 0), (0, 1), (0, 2)):
+        job.worker(chip).write_try(5, 1, Share(41, 44, 10), None)  # of speeds that were mended
+    job.run(1, range(3), after=4, to=6)
+    job.close()
+
+    found = audit(tmp_path)
+
+    assert (found.steps, found.used, found.lost, found.repeated) == (6, 60, 0, 0)
+    assert found.faults == ()
 
 
 def test_samples_that_are_not_those_of_their_places_are_found_even_if_the_seed_is_right(

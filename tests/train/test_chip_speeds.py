@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commanding import meshmend_run
 from elastic_job import elastic, losses, of_kind
 from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
@@ -238,6 +239,55 @@ def test_shares_by_speed_are_checked_as_others_are_and_a_resumed_job_begins_with
     for audit, n_steps in ((first["audit"], 16), (again["audit"], 8)):
         assert (audit["used"], audit["lost"], audit["repeated"]) == (n_steps * 48, 0, 0)
         assert (audit["faults"], audit["split"]) == ([], [])
+
+
+_FLIPPED = """
+import sys
+import torch
+from meshmend.train import Job
+from meshmend.train.core.share_checks import is_check_step
+
+torch.manual_seed(0)
+dataset = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+job = Job(model, optimizer, dataset, batch=30, steps=16, shares="speed", {more})
+speeds, to_flip = job._core._speeds, True
+for inputs, targets in job:
+    loss = ((model(inputs) - targets) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    job.step(loss)
+    if to_flip and job.step_number >= 5 and is_check_step(job.step_number, 4):
+        to_flip = False
+        if job.rank == 2:
+            speeds._slow = {{(0, 0): 100 ^ 1 << 5}}
+"""
+
+
+def run_flipped(folder: Path, more: str) -> tuple[int, str]:
+    """Run a job with shares by speed, in which a bit of one chip's copy of a speed flips."""
+    script = folder / "script.py"
+    script.write_text(_FLIPPED.format(more=more))
+    ended = meshmend_run("--elastic", "--mesh", "1x3", str(script))
+    return ended.returncode, ended.stderr
+
+
+def test_a_bit_that_flips_in_a_speed_is_mended_before_a_sample_is_lost(tmp_path: Path) -> None:
+    code, words = run_flipped(tmp_path, "check_shares=4")
+
+    assert code == 0, words
+    assert "chip (0, 2) differed from the others" in words
+    assert "progress.speeds (equal against 0,0=68)" in words
+    assert "16 steps; samples: 480 used, 0 lost, 0 repeated; replicas equal bit for bit" in words
+
+
+@pytest.mark.slow
+def test_without_checks_it_ends_the_job_at_the_next_comparison(tmp_path: Path) -> None:
+    code, words = run_flipped(tmp_path, "compare_every=4")
+
+    assert code == 1
+    assert "chip (0, 2) against the other 2 chips, in progress.speeds (equal against" in words
 
 
 def first_share(ledger: Path) -> tuple[int, int]:

@@ -83,7 +83,9 @@ def test_a_chip_whose_weights_change_takes_those_of_the_others_and_trains_on(
     (mended,) = of_kind(result, "state-mended")
     assert (mended["chip"], mended["by"]) == ([0, 1], [0, 0])
     assert mended["names"][0].startswith("model.")
-    assert result["audit"]["faults"] == []
+    audit = result["audit"]
+    assert (audit["used"], audit["lost"], audit["repeated"]) == (14 * 48, 0, 0)
+    assert audit["faults"] == []
 
 
 @pytest.mark.slow
@@ -202,8 +204,8 @@ def test_such_a_link_is_left_out_and_told_on_a_testbed_too(
     require_testbed()
     monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "beds"))
 
-    line = ("train", "--mesh", "2x2", "--steps", "16", "--testbed", "50Mbit")
-    line += ("--check-shares", "4", "--inject", "corrupt link:0,0-0,1 at 6")
+    line = ["train", "--mesh", "2x2", "--steps", "16", "--testbed", "50Mbit"]
+    line += ["--check-shares", "4", "--inject", "corrupt link:0,0-0,1 at 6"]
 
     with commands(tmp_path) as start:
         summed = start("summing", *line, "--checksum", "--run-dir", tmp_path / "summed")

@@ -240,6 +240,7 @@ class JobCore:
                 self._exchange,
                 self._environment.chip,
                 every=settings.compare_every,
+                more=self._compared_progress,
                 mend=self._mend if is_mended else None,
             )
             if every:
@@ -605,6 +606,10 @@ class JobCore:
             return finding if finding.is_void else None
         is_strange = self._culprits is not None and checks.force(self.step_number)
         return Finding(is_void=True) if is_strange else None
+
+    def _compared_progress(self) -> dict[str, str]:
+        """Return what all chips must know alike to have shares of one batch."""
+        return {"progress.speeds": self._speeds.state() or "equal"} if self._speeds else {}
 
     def _mend(self, step: int, holders: Sequence[Chip]) -> None:
         """Give the state of some chips to all others of this generation."""

@@ -455,10 +455,14 @@ def _count_samples(
 def _tries_that_count(tries: Numbers, counting: Numbers) -> tuple[Numbers, Numbers]:
     """Return the tries of the steps that count, sorted by step and start, as the second value.
 
-    The first value is, for each try, the index of its step in `counting`.
+    The first value is, for each try, the index of its step in `counting`. Of the tries of one
+    worker at one step of a generation only the last counts: a check had made the others void.
     """
     if not counting.shape[1]:
         return np.empty(0, dtype=np.int64), tries[:, :0]
+    keys = _keys_of(tries)
+    is_void = (tries[FILE, :-1] == tries[FILE, 1:]) & (keys[:-1] == keys[1:])
+    tries = tries[:, ~np.append(is_void, False)] if is_void.any() else tries
     place = np.minimum(np.searchsorted(counting[STEP], tries[STEP]), counting.shape[1] - 1)
     counts = _keys_of(counting)[place] == _keys_of(tries)
     place, kept = place[counts], tries[:, counts]

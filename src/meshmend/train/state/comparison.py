@@ -55,7 +55,8 @@ Mend = Callable[[int, Sequence[Chip]], None]  # gives the state of some chips to
 class StateComparison:
     """One chip's part in comparing the states of all chips of a job.
 
-    Without `mend`, no state of a chip is replaced: the job ends.
+    `more` returns parts of the state, in words, that are not the learner's. Without `mend`, no
+    state of a chip is replaced: the job ends.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class StateComparison:
         chip: Chip,
         *,
         every: int,
+        more: Callable[[], Mapping[str, str]] = dict,
         mend: Mend | None = None,
     ) -> None:
         self._learner, self._exchange, self._chip, self._every = learner, exchange, chip, every
-        self._mend = mend
+        self._more, self._mend = more, mend
         self._strange: tuple[Chip, ...] = ()  # in the comparison before
         self._parts: Mapping[str, str] | None = None  # of the state that is to be compared
         self._shares: Mapping[str, str] = {}
@@ -88,7 +90,7 @@ class StateComparison:
 
     def take(self) -> None:
         """Take the digest of the state now."""
-        self._parts = self._learner.digest_parts()
+        self._parts = {**self._learner.digest_parts(), **self._more()}
         self._shares = self._learner.share_digests()
 
     def complete(self, step: int, chips: Sequence[Chip], *, told: Any = None) -> Compared | None:
