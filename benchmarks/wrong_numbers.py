@@ -9,8 +9,9 @@ wrong in every fifth step, from any step on. It must be out within 5 K steps, an
 that of a run without it, to 1e-9, because the job goes back to a checkpoint from before. `--quiet`:
 as many steps without a fault, with K = 16, must raise no alarm. `--cost`: what a check in one of 16
 steps costs on 4x4 chips whose shares take a while, as on accelerators, by the steps of one run.
-`--off`: what a job without checks spends on not checking. `--checksum`: what checksums on the data
-of sums cost on loopback, where a sum is bound by the processor: the most they can.
+`--off`: the step time of a job without checks, next to that of one without their code.
+`--checksum`: what checksums on the data of sums cost on loopback, where a sum is bound by the
+processor: the most they can.
 
 After each run the file of the day in `results/` is written; runs that it has are not made again.
 """
@@ -19,9 +20,11 @@ import argparse
 import json
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,37 +136,79 @@ def cost() -> dict[str, Any]:
     }
 
 
-def off() -> dict[str, Any]:
-    """Count how often a job of one chip without checks asks for them, and time the question."""
-    import timeit
+# Trains with the code of checks and faults and without it, in turn, for some steps each. What is
+# taken out asks, in a job without checks, whether there are any.
+OFF = """
+import json, sys, time
+import torch
+from meshmend.membership.faults.fault import Moment
+from meshmend.train import Job
+from meshmend.train.core.job_core import JobCore
 
-    import torch
+def next_samples(core):
+    if core._comparison is not None and core._loop is not None:
+        core._comparison.begin(core.step_number, has_moved_state=core._loop.has_moved_state)
+    core.inject(Moment.FORWARD)
+    core.share = share = core._share_of(core.rank)
+    core._samples = core._order.samples(share.start, share.stop)
+    core._begin_computing()
+    yield core._samples
 
-    from meshmend.train.core.job_core import JobCore
-    from meshmend.train.torch.job import Job
+def compare(core, comparison):
+    comparison.complete(core.step_number, core.chips)
 
-    asked, n_steps = 0, 200
+WITH = {name: getattr(JobCore, name) for name in
+        ("_next_samples", "_before_sum", "_flip_payload", "_compare")}
+WITHOUT = {"_next_samples": next_samples, "_before_sum": lambda core, number: None,
+           "_flip_payload": lambda core, part: None, "_compare": compare}
+steps, block = int(sys.argv[1]), int(sys.argv[2])
+torch.manual_seed(0)
+inputs = torch.randn(512, 32)
+dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+job = Job(model, optimizer, dataset, batch=16, steps=steps, compare_every=10**9)
+ends = []
+for features, targets in job:
+    loss = torch.nn.functional.mse_loss(model(features), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    job.step(loss)
+    ends.append(time.perf_counter())
+    for name, method in (WITHOUT if job.step_number // block % 2 else WITH).items():
+        setattr(JobCore, name, method)
+    job._core._sums._before = job._core._before_sum
+if job.is_leader:
+    print(json.dumps(ends))
+"""
 
-    def ask(_: object) -> None:
-        nonlocal asked
-        asked += 1
 
-    model = torch.nn.Linear(8, 1)
-    data = [(torch.randn(8), torch.zeros(1)) for _ in range(8)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    JobCore._checks = property(ask, lambda _, value: None)  # type: ignore[assignment]
-    job = Job(model, optimizer, data, batch=8, steps=n_steps)
-    for inputs, targets in job:
-        loss = torch.nn.functional.mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        job.step(loss)
-    of_none = type("Holder", (), {"_checks": None})()
-    question_s = timeit.timeit("holder._checks is None", globals={"holder": of_none}) / 1e6
+def off(n_steps: int = 20_000, block: int = 20) -> dict[str, Any]:
+    """Measure a step of 2x2 chips without checks, with and without the code that would check."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text(OFF)
+        line = ("run", "--elastic", "--mesh", "2x2", str(script), str(n_steps), str(block))
+        done = subprocess.run(
+            [sys.executable, "-m", "meshmend", *line], capture_output=True, text=True, check=True
+        )
+    (told,) = [line for line in done.stdout.splitlines() if line.startswith("[0,0] [")]
+    ends = json.loads(told.partition("] ")[2])
+    took = [after - before for before, after in pairwise(ends)]
+    # The first steps of a job and of each block are left out.
+    medians = [
+        statistics.median(took[at + 1 : at + block - 1])
+        for at in range(4 * block, n_steps - block, block)
+    ]
+    with_code, without = medians[::2], medians[1::2]
+    ratios = [a / b - 1 for a, b in zip(with_code, without, strict=False)]
     return {
-        "questions_a_step": asked / n_steps,
-        "question_s": question_s,
-        "seconds_a_step": asked / n_steps * question_s,
+        "step_s": statistics.median(with_code),
+        "step_without_s": statistics.median(without),
+        "added": statistics.median(ratios),
+        # Of the median, if the ratios were normally distributed.
+        "standard_error": 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5,
+        "n_blocks": len(ratios),
     }
 
 
