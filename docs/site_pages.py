@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from markdown.extensions.toc import slugify
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +22,16 @@ NOTEBOOKS = {
 }
 _PROPERTIES = property | cached_property
 PUBLIC = ("meshmend", "meshmend.train", "meshmend.torch", "meshmend.jax")
+
+
+def on_config(config: Any) -> Any:
+    """Let no heading's name begin with a digit, which the theme's script fails on; for MkDocs."""
+
+    def slug(value: str, separator: str) -> str:
+        return re.sub(r"^(?=\d)", "n", slugify(value, separator))
+
+    config["mdx_configs"]["toc"]["slugify"] = slug
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -69,11 +80,13 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     Code and tables that are wider than a phone scroll by themselves, also with the keyboard.
     """
     wide = output.replace("<pre>", '<pre tabindex="0">')
+    wide = wide.replace('<div class="navbar ', '<div role="banner" class="navbar ', 1)
+    wide = wide.replace("<th></th>", "<td></td>")  # a head without a name is no head
     wide = wide.replace("<table>", f"{_SCROLLS}<table>").replace("</table>", "</table></div>")
     return wide.replace("</head>", _STYLES_OF_THE_SWITCH, 1)
 
 
-_SCROLLS = '<div class="scroll" tabindex="0" role="region" aria-label="Table">'
+_SCROLLS = '<div class="scroll" tabindex="0" role="group" aria-label="Table">'
 
 
 def on_post_template(output_content: str, template_name: str, config: Any) -> str:

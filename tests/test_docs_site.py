@@ -50,7 +50,7 @@ def test_no_page_loads_anything_from_the_network(site: Path) -> None:
 
 def test_pages_are_legible_in_both_schemes_and_fit_a_phone(site: Path) -> None:
     with browser() as chromium, served_folder(site) as address:
-        for name in ("index", "training", "tutorial", "reference-cli"):
+        for name in ("index", "your-loop", "training", "tutorial", "reference-cli"):
             for scheme in ("light", "dark"):
                 options = {"color_scheme": scheme, "viewport": {"width": 375, "height": 900}}
                 with browsed(chromium, f"{address}/{name}.html", **options) as page:

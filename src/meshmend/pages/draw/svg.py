@@ -324,12 +324,15 @@ def _heading(title: str, width: float, size: float) -> Panel:
     return Panel(max(1.13 * text_width(line, size) for line in shown), step * len(shown), marks)
 
 
-def legend(keys: Sequence[Key], width: float) -> Panel:
-    """Return swatches with their words, in as many rows as the width asks for."""
+def legend(keys: Sequence[Key], width: float, *, room_for: float = _KEY_SIZE) -> Panel:
+    """Return swatches with their words, in as many rows as the width asks for.
+
+    There is room for letters of another size, which a page may have on a phone.
+    """
     marks: list[str] = []
     x, y, widest = 0.0, 0.0, 0.0
     for key in keys:
-        own = 1.9 * _SWATCH + text_width(key.words, _KEY_SIZE)
+        own = 1.9 * _SWATCH + text_width(key.words, room_for)
         if x and x + own > width:
             x, y = 0.0, y + 1.5 * _SWATCH
         marks += _swatch(key, x, y)

@@ -30,7 +30,7 @@ from meshmend.pages.draw.chart import (
 )
 from meshmend.pages.draw.grid import Grid
 from meshmend.pages.draw.mesh_picture import mesh_panel
-from meshmend.pages.draw.page import card, headline, page, table
+from meshmend.pages.draw.page import PHONE_SIZE, card, headline, page, table
 from meshmend.pages.draw.svg import (
     AMBER,
     BLUE,
@@ -375,7 +375,7 @@ def loss_svg(run: TrainingRun) -> str:
     keys = [Key(BLUE, "loss, mean of 120 intervals" if many else "loss", "line")]
     keys += [Key(SOFT_INK, "fewer chips at work", fill=_SHADE)] if len(run.chips) > 1 else []
     return document(
-        stacked([chart, legend([*keys, *_flag_keys(run)], WIDTH)]),
+        stacked([chart, legend([*keys, *_flag_keys(run)], WIDTH, room_for=PHONE_SIZE)]),
         title="Loss by step",
         description="The loss of every step that counts; numbered lines are faults and repairs.",
         padding=4,
@@ -411,7 +411,9 @@ def timeline_svg(run: TrainingRun) -> str:
     marks += flags(_flags(run, across, by_step=False), top - 6, bottom)
     chart = Panel(LEFT + WIDTH + RIGHT, bottom + 44, tuple(marks))
     return document(
-        stacked([chart, legend([*lane_keys(run, shown), *_flag_keys(run)], WIDTH)]),
+        stacked(
+            [chart, legend([*lane_keys(run, shown), *_flag_keys(run)], WIDTH, room_for=PHONE_SIZE)]
+        ),
         title="Faults, chips and throughput by time",
         description="What each board did, how many chips worked, and samples per second.",
         padding=4,
