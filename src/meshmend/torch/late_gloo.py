@@ -43,47 +43,56 @@ def group_on(backend: Any, store: Any) -> Any:
 class InterruptibleStore(dist.Store):  # type: ignore[misc]  # untyped
     """A store whose waits end with an error when the group is not wanted any more.
 
-    Of what a chip that dies should have put there, the others would wait for the whole timeout.
+    Of what a chip that dies should have put there, the others would wait for the whole timeout. And
+    c10d prints pages for each call of a store whose server is gone, so after one there is no other.
     """
 
     def __init__(self, store: Any, is_interrupted: Callable[[], bool]) -> None:
         super().__init__()
         self._store = store
         self._is_interrupted = is_interrupted
+        self._is_lost = False
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key."""
-        self._store.set(key, value)
+        self._call("set", key, value)
 
     def get(self, key: str) -> bytes:
         """Wait for a key and return its value."""
         self.wait([key])
-        value: bytes = self._store.get(key)
+        value: bytes = self._call("get", key)
         return value
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Wait for keys and return their values."""
         self.wait(keys)
-        values: list[bytes] = self._store.multi_get(keys)
+        values: list[bytes] = self._call("multi_get", keys)
         return values
 
     def add(self, key: str, amount: int) -> int:
         """Add to the number of a key; return the new number."""
-        return int(self._store.add(key, amount))
+        return int(self._call("add", key, amount))
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are set."""
-        return bool(self._store.check(keys))
+        return bool(self._call("check", keys))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are set."""
         deadline = time.monotonic() + (timeout or self._store.timeout).total_seconds()
-        while not self._store.check(keys):
-            if self._is_interrupted():
-                raise StoppedError("the mesh changed while its chips made a process group")
+        while not self.check(keys):
             if time.monotonic() > deadline:
                 raise StalledError(f"no chip has set {', '.join(keys)} in the store")
             time.sleep(_POLL_S)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        if self._is_lost or self._is_interrupted():
+            raise StoppedError("the mesh changed while its chips made a process group")
+        try:
+            return getattr(self._store, method)(*arguments)
+        except Exception:
+            self._is_lost = True
+            raise
 
 
 class LateGloo:

@@ -753,6 +753,7 @@ class ElasticGroup:
         if self._exchange is not None:
             coordinator_client().close()
             self._exchange.close()
+        self._is_interrupted = False  # the group and its store may be used after the job
 
     # The methods that `StateTransfer` calls: this class is its `TransferredReplica`.
 
