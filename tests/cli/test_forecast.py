@@ -286,6 +286,14 @@ def test_a_long_forecast_says_what_it_does_and_ends_with_ctrl_c_in_one_line(tmp_
         ("--failures-per-1000-host-days 1 --repair 1h --price -1", "--price needs a number"),
         ("--failures-per-1000-host-days 1 --repair 1h --config no.toml", "cannot read no.toml"),
         ("--failures-per-1000-host-days 1 --repair 1h --trace no.csv", "cannot read no.csv"),
+        (
+            "--failures-per-1000-host-days 1 --repair 1h --set tile=3x1",
+            "the tile 3x1 needs to tile",
+        ),
+        (
+            "--failures-per-1000-host-days 1 --repair 1h --set tile=2x2 --set algorithm=trees",
+            "tiles are summed by auto, but got 'trees'",
+        ),
         ("--fit", "--fit needs a trace"),
         ("--crews 2", "(it is an input: --set crews=VALUE)"),
         ("--crew 2", "(see meshmend forecast --help)"),

@@ -12,6 +12,7 @@ from meshmend.forecast.machine import machine_of
 from meshmend.forecast.scenario import JobModel, RepairModel, Scenario
 from meshmend.planning import comparison
 from meshmend.planning.comparison import compared
+from meshmend.planning.plan import plan
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 
@@ -43,6 +44,21 @@ def test_a_priced_hole_costs_what_the_simulator_says_and_its_mirror_images_the_s
     assert prices.full_s == exact(mesh)
     assert prices.extra_s == pytest.approx(max(0.0, extra), abs=1e-15)
     assert prices.compute_s == pytest.approx(prices.full_s * 94 / 6)
+
+
+def test_with_tiles_a_hole_costs_what_the_plans_of_colours_say() -> None:
+    question = asked("4x4", "auto")
+    question = replace(question, job=replace(question.job, tile=(1, 2)))
+
+    prices = step_prices(machine_of(question))
+
+    mesh = Mesh((4, 4))
+    full_s, broken_s = (
+        plan(each, tile="1x2", payload=PAYLOAD).predicted().time_s
+        for each in (mesh, mesh.without("2x2@0,0"))
+    )
+    assert prices.full_s == full_s
+    assert prices.extra_s == pytest.approx(max(0.0, broken_s - full_s), abs=1e-15)
 
 
 def test_prices_are_kept_and_a_damaged_file_is_made_again(

@@ -1,9 +1,12 @@
 """How many chips can go on around holes, against a search through the mesh itself."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from forecasts import DAY_S, prices_of, scenario
+from forecasts import DAY_S, FREE_JOB, prices_of, scenario
 from meshmend.forecast.forecasting import year_runner
 from meshmend.forecast.intact_box import forget_box
 from meshmend.forecast.machine import Ints, machine_of
@@ -14,7 +17,10 @@ from meshmend.forecast.walk_arrays import (
     ON_HOLES,
 )
 from meshmend.kernels import kernel
+from meshmend.topology.failures import parse_shape
 from meshmend.topology.graph import largest_part
+from meshmend.topology.tiles import box_tiling
+from slow_forecast import tiles_in_bands
 
 RATES = {"chip": 1.0, "link": 1.0, "host": 1.0}
 
@@ -49,6 +55,36 @@ def usable_after(own: Ints, changes: Ints, found: Ints) -> None:
         else:
             remove_hole(own, -1 - changes[at])
         found[at] = usable_chips(own)
+
+
+@pytest.mark.parametrize(("mesh", "tile"), [("8x8", "2x2"), ("6x8", "3x2"), ("4x4x4", "2x2x1")])
+def test_the_tiles_that_go_on_are_nearly_the_most_that_fit(mesh: str, tile: str) -> None:
+    shape = parse_shape(tile)
+    one = (1,) * len(shape)
+    job = replace(FREE_JOB, tile=shape)
+    asked = scenario(
+        mesh, per_1000_days={"chip": 1.0}, repair=RepairModel(DAY_S), unit=one, host=one, job=job
+    )
+    machine = machine_of(asked)
+    rng, n_fewer, n_cases = np.random.default_rng(5), 0, 0
+    for n_holes in (1, 2, 3, 5, 8):
+        for _ in range(6):
+            holes = rng.choice(len(machine.domains), n_holes, replace=False)
+            runner = year_runner(machine, prices_of(asked))
+            runner.own[ON_HOLES], found = GO_ON, np.zeros(n_holes, dtype=np.int64)
+
+            usable_after(runner.own, holes.astype(np.int64), found)
+
+            broken = largest_part(
+                asked.mesh.without(*(machine.domains[hole].failure for hole in holes))
+            )
+            in_bands = tiles_in_bands(asked.mesh.shape, shape, broken.failed)
+            most = box_tiling(broken, shape).n_tiles
+            assert found[-1] == math.prod(shape) * min(in_bands, broken.n_live // math.prod(shape))
+            assert 0 <= most - in_bands <= 1 or n_holes > 5
+            assert n_holes > 1 or in_bands == most
+            n_fewer, n_cases = n_fewer + (in_bands < most), n_cases + 1
+    assert n_fewer <= n_cases / 4
 
 
 @pytest.mark.parametrize("name", MACHINES)

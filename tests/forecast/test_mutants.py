@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from forecasts import DAY_S, WALK_CASES, prices_of
-from meshmend.forecast import intact_box, walk
+from meshmend.forecast import intact_box, tile_count, walk
 from meshmend.forecast.forecasting import (
     FOUR,
     YearRunner,
@@ -34,7 +34,7 @@ from slow_forecast import slow_totals
 
 pytestmark = pytest.mark.slow  # each mutant compiles the walk anew
 
-MODULES: tuple[ModuleType, ...] = (intact_box, walk)
+MODULES: tuple[ModuleType, ...] = (intact_box, tile_count, walk)
 ANSWERS = (*FOUR, answer_named("fault-tolerant:1+spares"))
 MUTANTS = {
     "lost work is kept": ("own[USEFUL] -= own[UNSAVED_NS]", "own[USEFUL] -= 0"),
@@ -74,7 +74,7 @@ MUTANTS = {
     "idle spares never fail": ("_add_idle(own, unit, -1)\n            return", "return"),
     "one hole is priced": ("extra += own[own[HOLE_EXTRA_NS]", "extra = own[own[HOLE_EXTRA_NS]"),
     "the batch shrinks": ("elif own[KEEPS_BATCH]:", "elif not own[KEEPS_BATCH]:"),
-    "cut meshes go on whole": ("return _largest_part(own)", "return n_live"),
+    "cut meshes go on whole": ("n_live = _largest_part(own)", "pass"),
     "wrong work is kept": ("go_back(own, saved)\n    if", "pass\n    if"),
     "checkpoints since a chip went wrong are used": (
         "own[at] = own[USEFUL] - own[UNSAVED_NS]",
@@ -91,6 +91,14 @@ MUTANTS = {
         "        go_back(own, saved)",
         "if saved != IS_RIGHT:\n        go_back(own, saved)\n"
         "    if not is_hit(own, hole, took_any):\n        return",
+    ),
+    "chips in no tile count": ("if own[N_COLOURS] > 1:", "if own[N_COLOURS] > 99:"),
+    "bands go one way": ("2 if own[SHAPE] == 1 else 6", "1"),
+    "a band looks at its first line": ("for j in range(own[TILE + bands]):", "for j in range(1):"),
+    "a band has gaps": ("n, free = n + 1, 0", "n, free = n + 1, -1"),
+    "a box is all tiles": (
+        "own[FOUND + 3 + axis] // own[TILE + axis] * own[TILE + axis]",
+        "own[FOUND + 3 + axis]",
     ),
     "going on loses work": ("if own[CONFIG] != ON_MESH:\n        fall_back(own)", "fall_back(own)"),
 }
@@ -139,6 +147,7 @@ MEASURED = (20 * round(DAY_S * 1e9), 60 * round(DAY_S * 1e9))
 CASES = (
     *(("chips and boards", 0), ("chips and boards", 4), ("a line", 0), ("torus", 0)),
     *(("wrong chips", 0), ("wrong chips", 1), ("wrong chips and checks", 0)),
+    *(("tiles", 0), ("tiles on three axes", 0)),
 )
 
 

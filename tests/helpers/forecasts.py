@@ -1,5 +1,6 @@
 """Scenarios for the tests of forecasts: small machines, and prices that need no planning."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,10 +78,13 @@ JOB = JobModel(
 SLOW_REPAIR = RepairModel(1.5 * DAY_S, automatic_s=HOUR_S, automatic_success=0.3)
 
 
-def _often(mesh: str, per_1000_days: dict[str, float], unit: Shape, **more: Any) -> Scenario:
+def _often(
+    mesh: str, per_1000_days: dict[str, float], unit: Shape, tile: Shape = (), **more: Any
+) -> Scenario:
     """Return a small machine that fails often."""
+    job = replace(JOB, tile=tile)
     return scenario(
-        mesh, per_1000_days=per_1000_days, repair=SLOW_REPAIR, job=JOB, unit=unit, **more
+        mesh, per_1000_days=per_1000_days, repair=SLOW_REPAIR, job=job, unit=unit, **more
     )
 
 
@@ -107,5 +111,7 @@ WALK_CASES = {
         spares=1,
         wrong=WrongModel(one_in=5, check_every=20_000),
     ),
+    "tiles": _often("6x6", {"chip": 90, "link": 4}, (1, 1), (2, 2), spares=1),
+    "tiles on three axes": _often("3x4x3", {"chip": 60}, (1, 1, 3), (1, 2, 1), spares=1),
     "racks": _often("4x8", {"chip": 5, "rack": 40}, (4, 2), spares=1, rack=(4, 2)),
 }

@@ -7,12 +7,13 @@ project's own meshes. Shares no code with the walk but the transitions that it i
 import itertools
 import math
 from dataclasses import dataclass, field
+from functools import cache
 
 from forecasts import prices_of
 from meshmend.forecast.forecasting import Answer, YearRunner
 from meshmend.forecast.hole_prices import StepPrices
 from meshmend.forecast.machine import Ints, Machine
-from meshmend.forecast.scenario import Scenario
+from meshmend.forecast.scenario import Scenario, Shape
 from meshmend.forecast.walk_arrays import (
     BETWEEN_FAILURES_NS,
     DETECTION_NS,
@@ -100,11 +101,11 @@ class SlowJob:
         n, dead, links = self.mesh.n_chips, self._dead(), self._cut_links()
         compute, full = self.prices.compute_s, self.prices.full_s
         chips, total = 0, full
+        on_mesh = self._on_mesh()
         if self.answer.on_holes == WAIT:
             self.where, chips = ("full", n) if not self._holes() else ("nowhere", 0)
-        elif self.answer.on_holes == GO_ON and len(dead) < n and self._is_supported():
-            broken = Mesh(self.mesh.shape, self.mesh.wrap, frozenset(dead), frozenset(links))
-            self.where, chips = "mesh", len(components(broken)[0])
+        elif on_mesh:
+            self.where, chips = "mesh", on_mesh
             total = full + sum(self.prices.extra_s[number] for number, _ in self._holes())
         else:
             chips, spanned = self._choose_box(dead, links)
@@ -112,6 +113,19 @@ class SlowJob:
             total = max(full, self.prices.box_s[spanned])
         self.chips = chips
         self.rates = self._rates(chips, n, compute, full, total)
+
+    def _on_mesh(self) -> int:
+        """How many chips go on around the holes; none if the answer does not."""
+        dead, mesh = frozenset(self._dead()), self.mesh
+        goes_on = self.answer.on_holes == GO_ON and self._is_supported()
+        if not goes_on or len(dead) == mesh.n_chips:
+            return 0
+        broken = Mesh(mesh.shape, mesh.wrap, dead, frozenset(self._cut_links()))
+        chips, tile = len(components(broken)[0]), self.machine.scenario.job.tile
+        if tile:
+            n_colours = math.prod(tile)
+            chips = min(chips // n_colours, tiles_in_bands(mesh.shape, tile, dead)) * n_colours
+        return chips
 
     def _is_supported(self) -> bool:
         return all(self.prices.is_supported[number] for number, _ in self._holes())
@@ -133,7 +147,15 @@ class SlowJob:
 
     def _choose_box(self, dead: set[Chip], links: set[Link]) -> tuple[int, int]:
         size, self.used, self.inside, spanned = self._best_box(dead, links)
-        return size, spanned
+        return self._in_tiles(size, self.used), spanned
+
+    def _in_tiles(self, size: int, box: frozenset[Chip]) -> int:
+        """How many of the chips of a box are in tiles."""
+        tile = self.machine.scenario.job.tile
+        if not tile or not box:
+            return size
+        lengths = [len(set(line)) for line in zip(*box, strict=True)]
+        return math.prod(k // part * part for k, part in zip(lengths, tile, strict=True))
 
     def _best_box(
         self, dead: set[Chip], links: set[Link]
@@ -272,15 +294,8 @@ class SlowJob:
             return
         usable = self.mesh.n_chips
         if not fills:
-            usable = self._best_box(self._dead(), self._cut_links())[0]
-            if self.answer.on_holes == GO_ON and self._is_supported():
-                broken = Mesh(
-                    self.mesh.shape,
-                    self.mesh.wrap,
-                    frozenset(self._dead()),
-                    frozenset(self._cut_links()),
-                )
-                usable = len(components(broken)[0])
+            box = self._best_box(self._dead(), self._cut_links())
+            usable = max(1, self._on_mesh() or self._in_tiles(box[0], box[1]))
         pause = self.times["write"] + self.times["restart"]
         pause += self.times["switch"] if fills else 0
         if (1 - self.chips / usable) * self.times["between"] > pause:
@@ -346,6 +361,24 @@ class SlowJob:
         self.spent["useful"] += useful
         self.trained += useful
         self.unsaved += useful
+
+
+def tiles_in_bands(shape: Shape, tile: Shape, dead: frozenset[Chip]) -> int:
+    """Return the most tiles in bands: all orders of axes, all places of bands are tried."""
+
+    @cache
+    def most(axes: tuple[int, ...], begin: int, taken: tuple[tuple[int, int], ...]) -> int:
+        if not axes:
+            box = dict(taken)
+            lines = [range(box[axis], box[axis] + tile[axis]) for axis in range(len(shape))]
+            return int(not any(chip in dead for chip in itertools.product(*lines)))
+        axis, *rest = axes
+        if begin + tile[axis] > shape[axis]:
+            return 0
+        here = most(tuple(rest), 0, (*taken, (axis, begin)))
+        return max(most(axes, begin + 1, taken), here + most(axes, begin + tile[axis], taken))
+
+    return max(most(axes, 0, ()) for axes in itertools.permutations(range(len(shape))))
 
 
 def _links_inside(lines: list[list[int]], rings: list[list[int]] | None = None) -> list[Link]:

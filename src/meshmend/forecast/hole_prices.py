@@ -20,12 +20,15 @@ from meshmend.errors import InputError, UnsupportedError
 from meshmend.forecast.machine import Floats, Machine
 from meshmend.forecast.scenario import Scenario
 from meshmend.planning.comparison import AUTO, compared
+from meshmend.planning.plan import plan
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.schedule.algorithms import algorithm
+from meshmend.simulator.colour_limit import colour_limit
 from meshmend.simulator.limit import limit
 from meshmend.topology.failures import Failure, Link
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.tiles import Tiling, box_tiling, upright_boxes
 
 # Chips up to which so many holes of one machine are priced; two minutes on one core.
 _BUDGETS = ((64, 32), (256, 12), (1024, 3), (2048, 2))
@@ -148,20 +151,28 @@ def _box_prices(scenario: Scenario, full_s: float) -> tuple[float, ...]:
     """
     mesh, job = scenario.mesh, scenario.job
     prices = []
-    least = limit(mesh, job.fabric, job.payload_bytes).time_s
+    least = _limit_s(scenario, mesh)
     for spanned in range(8):
         keeps = [bool(spanned >> axis & 1) for axis in range(3)][3 - len(mesh.shape) :]
         if not any(mesh.wrap) or all(k or not w for k, w in zip(keeps, mesh.wrap, strict=True)):
             prices.append(full_s)
             continue
         shape = tuple(
-            size if keep else max(2, size // 2)
-            for size, keep in zip(mesh.shape, keeps, strict=True)
+            size if keep else max(2, part, size // 2 // part * part)
+            for size, part, keep in zip(
+                mesh.shape, job.tile or (1,) * len(mesh.shape), keeps, strict=True
+            )
         )
         wrap = tuple(w and k for w, k in zip(mesh.wrap, keeps, strict=True))
-        box_s = limit(Mesh(shape, wrap), job.fabric, job.payload_bytes).time_s
-        prices.append(full_s * max(1.0, box_s / least))
+        prices.append(full_s * max(1.0, _limit_s(scenario, Mesh(shape, wrap)) / least))
     return tuple(prices)
+
+
+def _limit_s(scenario: Scenario, mesh: Mesh) -> float:
+    job = scenario.job
+    if job.tile:
+        return colour_limit(box_tiling(mesh, job.tile), job.fabric, job.payload_bytes).time_s
+    return limit(mesh, job.fabric, job.payload_bytes).time_s
 
 
 class _PriceBook:
@@ -175,10 +186,13 @@ class _PriceBook:
         name, mesh = self._scenario.job.algorithm, self._scenario.mesh
         if not isinstance(hole, Link) and hole.shape == mesh.shape:
             return False
+        broken = largest_part(mesh.without(hole))
+        if self._scenario.job.tile:
+            return bool(upright_boxes(broken, self._scenario.job.tile))
         if name in (AUTO, "trees"):
             return True
         try:
-            algorithm(name).check(largest_part(mesh.without(hole)))
+            algorithm(name).check(broken)
         except (UnsupportedError, InputError):
             return False
         return True
@@ -186,6 +200,8 @@ class _PriceBook:
     def price(self, mesh: Mesh, progress: ProgressCallback) -> float:
         """Return the seconds that a sum takes on a connected mesh."""
         job = self._scenario.job
+        if job.tile:
+            return self._price_of_tiles(box_tiling(mesh, job.tile), progress)
         result = compared(
             mesh,
             job.fabric,
@@ -195,3 +211,16 @@ class _PriceBook:
             progress=lambda step, part=None, /: progress(f"{mesh}: {step}", part),
         )
         return result.prices[0].time_s
+
+    def _price_of_tiles(self, tiling: Tiling, progress: ProgressCallback) -> float:
+        job = self._scenario.job
+        if tiling.n_tiles == 1:  # which has nobody to sum with
+            return 0.0
+        made = plan(
+            tiling.mesh,
+            tile=tiling,
+            payload=job.payload_bytes,
+            fabric=job.fabric,
+            progress=lambda step, part=None, /: progress(f"{tiling.mesh}: {step}", part),
+        )
+        return made.predicted().time_s

@@ -162,6 +162,8 @@ _ALL = (
           "follows from allreduce-share", "step"),
     Input("allreduce-share", _number(0.001, 0.999), "0.06", "share of a step that the sum takes "
           "on the full mesh", "BERT on 1024 TPU v3 chips, table 2 of the paper", "step"),
+    Input("tile", _shape, "", "chips that hold a replica together, such as 2x2; the payload is a "
+          "tile's", "every chip holds a whole replica", "step"),
     Input("batch", _one_of("kept", "shrunk"), "kept", "the global batch with fewer chips: kept, "
           "or shrunk with them", "the global batch stays as it is", "step"),
 )  # fmt: skip
@@ -176,7 +178,7 @@ OPTIONS = frozenset(
 # Assumptions that come to nothing unless another input is given.
 _QUIET = {
     "wrap", "board", "rack", "burst-window", "automatic-success", "repair-sigma", "compute",
-    *map(_rate_input, KINDS), "wrong-in", "wrong-found", "check-shares",
+    *map(_rate_input, KINDS), "wrong-in", "wrong-found", "check-shares", "tile",
 }  # fmt: skip
 
 
@@ -497,7 +499,7 @@ def question_of(inputs: Inputs) -> ForecastQuestion:
         rack,
         WrongModel(values["wrong-found"], values["wrong-in"], values["check-shares"]),
     )
-    return ForecastQuestion(scenario, (*assumptions, *_of_wrong(inputs), *_of_the_model()))
+    return ForecastQuestion(scenario, (*assumptions, *_of_wrong(inputs), *_of_the_model(scenario)))
 
 
 def _n_spares(given: int | None, n_units: float) -> int:
@@ -522,12 +524,14 @@ def _of_wrong(inputs: Inputs) -> Iterator[str]:
     yield "what was trained since a chip went wrong is lost: checkpoints reach back that far"
 
 
-def _of_the_model() -> tuple[str, ...]:
-    return (
-        "what the job does changes no failure and no repair",
-        "spares fail as often as what they replace",
-        "no failure takes away the state of a job that goes on: every live chip holds it",
-    )
+def _of_the_model(scenario: Scenario) -> Iterator[str]:
+    yield "what the job does changes no failure and no repair"
+    yield "spares fail as often as what they replace"
+    if scenario.job.tile:
+        yield "no failure takes away the state of a job that goes on: twins in other tiles hold it"
+        yield "tiles are boxes as they are written, in bands across the mesh; what fits none waits"
+    else:
+        yield "no failure takes away the state of a job that goes on: every live chip holds it"
 
 
 def _unit(word: str, mesh: Mesh, shapes: Mapping[str, Shape]) -> Shape:
@@ -573,6 +577,7 @@ def _job(values: Mapping[str, Any]) -> JobModel:
     return JobModel(
         payload_bytes=values["payload"],
         fabric=fabric(values["fabric"]),
+        tile=values["tile"] or (),
         algorithm=values["algorithm"],
         compute_s=values["compute"],
         allreduce_share=values["allreduce-share"],

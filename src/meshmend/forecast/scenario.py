@@ -98,9 +98,10 @@ class JobModel:
     """What the job does: its step, its checkpoints, and how long it takes to go on.
 
     A step computes and then sums `payload_bytes`. If `compute_s` is None, the sum takes
-    `allreduce_share` of a step on the full mesh. `checkpoint_every` is a time in seconds, `young`
-    or `daly`. `recovery_s` is how long a job that goes on around a hole stands still after the
-    failure was detected.
+    `allreduce_share` of a step on the full mesh. With a `tile`, a replica is a tile of the mesh,
+    whose chips hold it together: a chip in no whole tile does nothing. `checkpoint_every` is a time
+    in seconds, `young` or `daly`. `recovery_s` is how long a job that goes on around a hole stands
+    still after the failure was detected.
     """
 
     payload_bytes: int = 100_000_000
@@ -114,8 +115,11 @@ class JobModel:
     recovery_s: float = 10.0
     checkpoint_every: float | str = YOUNG
     checkpoint_write_s: float = 60.0
+    tile: Shape = ()
 
     def __post_init__(self) -> None:
+        if self.tile and self.algorithm != "auto":
+            raise InputError(f"tiles are summed by auto, but got {self.algorithm!r}")
         _check(self.payload_bytes, "one byte or more", "the payload", low=1)
         if self.compute_s is not None:
             _check(self.compute_s, "a positive time", "the compute time of a step", low=1e-12)
@@ -215,10 +219,12 @@ class Scenario:
                 object.__setattr__(self, name, default)
             self._check_tiles(name, getattr(self, name))
         self._check_tiles("spare unit", self.spares.unit)
+        if self.job.tile:
+            self._check_tiles("tile", self.job.tile)
 
     def _check_tiles(self, name: str, shape: Shape) -> None:
         extents = self.mesh.shape
-        is_used = name == "spare unit" or self.failures.per_1000_days.get(name, 0.0) > 0
+        is_used = name in ("spare unit", "tile") or self.failures.per_1000_days.get(name, 0.0) > 0
         fits = len(shape) == len(extents) and all(
             size % part == 0 for size, part in zip(extents, shape, strict=True)
         )

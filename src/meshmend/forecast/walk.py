@@ -2,6 +2,7 @@
 
 All answers are one machine with three settings: what to do with holes (wait, train in the largest
 intact box, go on around them), whether spare units fill holes, and after how many holes they do.
+Where replicas are tiles, only chips in whole tiles train.
 
 Time is whole nanoseconds, each under exactly one cause. A running job trains for an interval, then
 writes a checkpoint, and so on. Of the time that it trains, missing chips and a slower sum take
@@ -21,6 +22,7 @@ from meshmend.forecast.intact_box import (
 )
 from meshmend.forecast.machine import Floats, Ints
 from meshmend.forecast.outages import UP, WRONG
+from meshmend.forecast.tile_count import most_tiles
 from meshmend.forecast.walk_arrays import (
     AT_BORDER,
     BETWEEN_FAILURES_NS,
@@ -68,6 +70,7 @@ from meshmend.forecast.walk_arrays import (
     N_ALL_HOLES,
     N_CAUSES,
     N_CHIPS,
+    N_COLOURS,
     N_DEAD,
     N_DOMAINS,
     N_HOLES,
@@ -102,6 +105,7 @@ from meshmend.forecast.walk_arrays import (
     SUPPORT,
     SUPPORTED,
     SWITCH_IN_NS,
+    TILE,
     UNIT_DOWN,
     UNIT_FIRST,
     UNIT_SLOT,
@@ -287,8 +291,22 @@ def usable_chips(own: Ints) -> int:
         return 0
     n_live = own[N_CHIPS] - own[N_DEAD]
     if n_live > 0 and (may_be_cut or _may_cut(own, n_at_border)):
-        return _largest_part(own)
+        n_live = _largest_part(own)
+    if own[N_COLOURS] > 1:
+        n_live = own[N_COLOURS] * min(n_live // own[N_COLOURS], most_tiles(own))
     return n_live
+
+
+@inner_kernel
+def tiled_box(own: Ints, least: int) -> int:
+    """Find the largest box of `least` chips or more; return how many of its chips tiles have."""
+    chips = largest_box(own, least)
+    if own[N_COLOURS] == 1 or chips == 0:
+        return chips
+    chips = 1
+    for axis in range(3):
+        chips *= own[FOUND + 3 + axis] // own[TILE + axis] * own[TILE + axis]
+    return chips
 
 
 @inner_kernel
@@ -621,7 +639,7 @@ def _after_repair(own: Ints, fig: Floats) -> None:
         usable = usable_chips(own) if own[ON_HOLES] == GO_ON else 0
         # A box has to have so many chips, but for rounding, to be worth the pause.
         least = own[CHIPS] / (1.0 - pause_ns / own[BETWEEN_FAILURES_NS])
-        usable = usable if usable > 0 else largest_box(own, int(least) - 1)
+        usable = usable if usable > 0 else tiled_box(own, int(least) - 1)
     if (1.0 - own[CHIPS] / max(1, usable)) * own[BETWEEN_FAILURES_NS] > pause_ns:
         if fills:
             _switch_in(own)
@@ -642,7 +660,7 @@ def _choose_place(own: Ints, fig: Floats) -> None:
         if usable > 0:
             _set_place(own, fig, ON_MESH, usable)
             return
-    chips = largest_box(own, 1)
+    chips = tiled_box(own, 1)
     for place in range(6):
         own[BOX + place] = own[FOUND + place]
     _set_place(own, fig, IN_BOX if chips else NOWHERE, chips)

@@ -73,6 +73,7 @@ FIRST_RULE, N_RULES = ON_HOLES, 12
 SHAPE, WRAP, BOX, FOUND = 38, 41, 44, 50
 N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = range(56, 63)
 N_DOMAINS = 63
+TILE, N_COLOURS = 64, 67  # the extents of a tile, and how many chips it has; 1 without tiles
 
 # Where the parts begin. Of each hole: its box as `intact_box` wants it, where its chips begin among
 # all, what it adds to a sum, flags, the number of its link or -1, where it stands among those there
@@ -109,8 +110,9 @@ N_DOMAINS = 63
     PLANE,
     LINE,
     WRONG_SINCE,
-) = range(64, 92)
-PARTS_BEGIN = 92
+    BANDS,
+) = range(68, 97)
+PARTS_BEGIN = 97
 MOST_CUT = 50  # holes up to which the largest box is found by cutting; less than the bits of a word
 N_CUT_HOLES = 6 * 68  # numbers of their places, and of one box
 N_CUT_PARTS = 4 * (6 * MOST_CUT + 7)  # numbers on its stack
@@ -161,6 +163,9 @@ def walk_array(machine: Machine, prices: "StepPrices", n_log: int) -> Ints:
     singles |= {N_CHIPS: n_chips, N_ALL_HOLES: n_holes, N_MESH_DOMAINS: n_holes - n_slots}
     singles |= {N_UNITS: machine.n_units, N_SLOTS: n_slots, MOST_LOG: n_log}
     singles |= {TABLE_SIZE: max(shape) + 1, N_DOMAINS: len(machine.kind_of)}
+    tile = padded(machine.scenario.job.tile, 1)
+    singles |= {TILE + axis: extent for axis, extent in enumerate(tile)}
+    singles |= {N_COLOURS: math.prod(tile)}
     parts: dict[int, Sequence[int] | Ints] = {
         HOLE_BOXES: holes.boxes.ravel(),
         HOLE_FIRST: holes.first,
@@ -181,6 +186,7 @@ def walk_array(machine: Machine, prices: "StepPrices", n_log: int) -> Ints:
         DOWN_LINKS: np.zeros(3 * n_chips, dtype=np.int64),
         SLOT_UNIT: np.zeros(n_slots, dtype=np.int64),
         WRONG_SINCE: np.zeros(len(machine.kind_of), dtype=np.int64),
+        BANDS: np.zeros(2 * (max(shape) + 1), dtype=np.int64),
     }
     parts |= {part: np.zeros(n_holes, dtype=np.int64) for part in (HOLE_AT, HOLES, BIT_OF)}
     parts |= {part: np.zeros(n_chips, dtype=np.int64) for part in (DEAD, PART, QUEUE)}
