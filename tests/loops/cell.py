@@ -242,11 +242,16 @@ def hf_loop(folder: Path, cell: dict[str, Any]) -> int:
 
 
 def prepared_jax() -> Any:
-    """Return JAX, which keeps its programs on disk: chips, plain loops and rows share them."""
+    """Return JAX, which keeps its programs on disk: chips and the plain loop share them.
+
+    Not with other rows: a folder that a job has filled is taken for complete, so all chips of the
+    next one would compile what is new in it.
+    """
     import jax
 
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # each program runs ten times
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_compilation_cache_dir", str(Path(sys.argv[1]).parent / "programs"))
+    jax.config.update("jax_compilation_cache_dir", str(Path(sys.argv[1]) / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     return jax
 
