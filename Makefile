@@ -7,9 +7,12 @@ TRAINS := $(VENV)/.trains
 
 .PHONY: install check kernels slurm test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures dist clean
 
+# Python compiles a module when it is first imported. Pip would compile all 18,000 of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,jax,torch,train]'
+	$(BIN)/python -m pip install --no-compile --quiet --constraint constraints.txt --editable '.[dev,jax,torch,train]'
 	$(BIN)/python -c 'from meshmend.planning.compile_once import compile_once; compile_once()'
 	touch $@
 
@@ -25,9 +28,10 @@ check: $(INSTALLED)
 kernels: $(INSTALLED)
 	$(BIN)/python tests/helpers/compile_kernels.py
 
-# Where Slurm is installed, a job under its real daemons; `make engines` tests more.
+# Where Slurm is installed, a job under its real daemons; `make engines` tests more. All files are
+# read, so that the processes of `make test` find them compiled.
 slurm: $(INSTALLED)
-	$(BIN)/pytest -m engines -rs tests/engines/test_slurm.py -k '2x2-1x1 or accepts'
+	$(BIN)/pytest -m engines -rs -k 'test_slurm and (2x2-1x1 or accepts)'
 
 # Checks and kernels take about a minute of one core each, and the job under Slurm waits that long:
 # so they run side by side. A file of tests stays in one process: what its tests share is made once.

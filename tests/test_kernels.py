@@ -69,3 +69,12 @@ def test_without_compilation_kernels_are_plain_functions(
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
 
     assert said(program) == "111"
+
+
+def test_a_kernel_is_compiled_once_whatever_constants_it_is_called_with(program: Path) -> None:
+    change(program / "outer.py", "grow(number)", "grow(number) + grow(0) + grow(1)")
+    change(program / "main.py", "print(answer(100), ", "import inner\nprint(answer(100), ")
+    change(program / "main.py", "'compiled' if answer.stats.cache_misses", "inner.grow.signatures")
+    change(program / "main.py", " else 'from disk'", "")
+
+    assert said(program) == "114 [(int64,)]"

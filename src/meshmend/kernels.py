@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numba import njit
 from numba.core.caching import FunctionCache
-from numba.core.types import Type
+from numba.core.types import Type, unliteral
 
 _CONSTANTS: Final = (bool, int, float, complex, str, bytes, tuple, np.generic, Type)
 
@@ -30,7 +30,7 @@ class _KernelCache(FunctionCache):
         return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
 
 
-def _kept_on_disk(**options: Any) -> Callable[[Any], Any]:
+def _compiled(*, is_kept: bool = True, **options: Any) -> Callable[[Any], Any]:
     """Return a decorator that compiles a kernel without the interpreter's lock.
 
     Nothing uses a C function pointer of a kernel; making none saves a tenth of the time to compile.
@@ -39,7 +39,10 @@ def _kept_on_disk(**options: Any) -> Callable[[Any], Any]:
 
     def decorate(function: Any) -> Any:
         dispatcher = compiled(function)
-        if hasattr(dispatcher, "py_func"):  # else NUMBA_DISABLE_JIT is set
+        if not hasattr(dispatcher, "py_func"):
+            return dispatcher  # NUMBA_DISABLE_JIT is set
+        _compile_once_for_all_constants(dispatcher)
+        if is_kept:
             dispatcher._cache = _KernelCache(function)  # type: ignore[no-untyped-call]
             _file_stamp(function.__code__.co_filename)  # now, while the file is what was imported
         return dispatcher
@@ -47,19 +50,33 @@ def _kept_on_disk(**options: Any) -> Callable[[Any], Any]:
     return decorate
 
 
-kernel = _kept_on_disk()
+def _compile_once_for_all_constants(dispatcher: Any) -> None:
+    """Let kernels that call one with 0, with 1 and with a variable call the same code.
+
+    Numba would compile it for each of them, and so all that it calls.
+    """
+    template_of = dispatcher.get_call_template
+
+    def get_call_template(args: Any, kws: Any) -> Any:
+        by_name = dict(zip(kws, map(unliteral, kws.values()), strict=True))
+        return template_of(tuple(map(unliteral, args)), by_name)
+
+    dispatcher.get_call_template = get_call_template
+
+
+kernel = _compiled()
 
 # For kernels that make no array and call no kernel that does. Numba then counts no references,
 # which would take four fifths of the time where many small kernels call each other.
-plain_kernel = _kept_on_disk(_nrt=False)
+plain_kernel = _compiled(_nrt=False)
 
 # For small kernels that other kernels call many times: compiled into the caller, because passing
 # many arrays costs more than what a small kernel does with them.
-inlined = njit(nogil=True, no_cfunc_wrapper=True, _nrt=False, forceinline=True)  # type: ignore[call-overload]  # not in Numba's stubs
+inlined = _compiled(is_kept=False, _nrt=False, forceinline=True)
 
 # For kernels that only kernels call: no wrapper that unpacks Python objects is made. With arguments
 # of many arrays, making it takes longer than compiling the kernel.
-inner_kernel = _kept_on_disk(no_cpython_wrapper=True, _nrt=False)
+inner_kernel = _compiled(no_cpython_wrapper=True, _nrt=False)
 
 
 def _stamp(function: Any) -> tuple[str, ...]:

@@ -146,10 +146,11 @@ def test_a_worker_that_dies_is_named_by_every_other(tmp_path: Path) -> None:
             [],
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "hsdp.py",
             ["--mesh", "2x4"],  # imported once instead of by each worker
             ["torch.distributed.fsdp", "torch.distributed.tensor.parallel"],
+            marks=pytest.mark.slow,  # tests of tiles compare such losses with those of one process
         ),
         pytest.param(
             "accelerate_bert.py",
