@@ -16,8 +16,9 @@ from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
 from meshmend.simulator.limit import limit
 from meshmend.topology.fabric import Fabric, fabric
-from meshmend.topology.failures import Chip, Link
+from meshmend.topology.failures import Chip, Link, SlowLink
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
 from strategies import connected_meshes
 
 REFERENCE = fabric("reference")
@@ -72,15 +73,22 @@ def images(mesh: Mesh) -> list[Mesh]:
     """Return the mirror image of a mesh along each axis, and the mesh with its axes reversed."""
 
     def moved(to: Callable[[Chip], Chip], image: Mesh) -> Mesh:
-        links = (Link.between(to(each.first), to(each.second)) for each in mesh.failed_links)
-        return replace(image, failed=frozenset(map(to, mesh.failed)), failed_links=frozenset(links))
+        def link(each: Link) -> Link:
+            return Link.between(to(each.first), to(each.second))
+
+        return replace(
+            image,
+            failed=frozenset(map(to, mesh.failed)),
+            failed_links=frozenset(map(link, mesh.failed_links)),
+            slow=frozenset(SlowLink(link(each.link), each.speed) for each in mesh.slow),
+        )
 
     def mirrored(axis: int) -> Callable[[Chip], Chip]:
         last = mesh.shape[axis] - 1
         return lambda chip: (*chip[:axis], last - chip[axis], *chip[axis + 1 :])
 
-    whole = replace(mesh, failed=frozenset(), failed_links=frozenset())
-    turned = replace(whole, shape=mesh.shape[::-1], wrap=mesh.wrap[::-1])
+    whole = Mesh(mesh.shape, mesh.wrap)
+    turned = Mesh(mesh.shape[::-1], mesh.wrap[::-1])
     mirrors = [moved(mirrored(axis), whole) for axis in range(len(mesh.shape))]
     return [*mirrors, moved(lambda chip: chip[::-1], turned)]
 
@@ -94,6 +102,51 @@ def test_images_of_a_mesh_have_one_limit(
 
     for image in images(mesh):
         assert limit(image, machine, payload_bytes, collective).time_s == pytest.approx(least_s)
+
+
+def check_images_take_equally_long(
+    mesh: Mesh, payload_bytes: float, machine: Fabric, collective: Collective
+) -> None:
+    (one,) = compared(mesh, machine, payload_bytes, ["auto"], collective=collective).prices
+
+    for image in images(mesh):
+        (other,) = compared(image, machine, payload_bytes, ["auto"], collective=collective).prices
+        made = plan(image, payload=payload_bytes, fabric=machine, collective=collective)
+        assert other.time_s == pytest.approx(one.time_s, rel=1e-9)
+        assert made.predicted().time_s == pytest.approx(one.time_s, rel=1e-9)
+
+
+CASES = (connected_meshes(), PAYLOADS, st.sampled_from(FABRICS), st.sampled_from(list(Collective)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(*CASES)
+def test_images_of_a_mesh_take_equally_long(
+    mesh: Mesh, payload_bytes: int, machine: Fabric, collective: Collective
+) -> None:
+    check_images_take_equally_long(mesh, payload_bytes, machine, collective)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None)
+@given(*CASES)
+def test_images_of_a_mesh_take_equally_long_in_many_cases(
+    mesh: Mesh, payload_bytes: int, machine: Fabric, collective: Collective
+) -> None:
+    check_images_take_equally_long(mesh, payload_bytes, machine, collective)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "payload_bytes"),
+    [
+        (parse_mesh("8x8", fail=["4x2@2,4"]), 1e6),
+        (parse_mesh("9x6", wrap="1", fail=["1,4", "link:3,2-3,3"]), 1e5),
+        (parse_mesh("6x5", slow=["link:0,0-0,1=0.25"]), 1e7),
+    ],
+    ids=str,
+)
+def test_images_of_a_larger_mesh_take_equally_long(mesh: Mesh, payload_bytes: float) -> None:
+    check_images_take_equally_long(mesh, payload_bytes, REFERENCE, Collective.ALLREDUCE)
 
 
 BETTER = {

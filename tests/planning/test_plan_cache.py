@@ -35,6 +35,7 @@ from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 from meshmend.topology.text import parse_mesh
 from meshmend.topology.tiles import box_tiling
 
@@ -122,7 +123,7 @@ def test_losses_that_look_alike_share_one_search(
         searched.clear()
         monkeypatch.setattr(catalogue, "_remembered", {})
         plan_ahead(tmp_path / name, asked, begin=begin)
-        assert len(searched - {mesh}) == n_alike
+        assert len(searched - {stand_in(mesh).mesh}) == n_alike
 
     one, other = (
         {path.name: path.read_bytes() for path in plans_in(tmp_path / name)}

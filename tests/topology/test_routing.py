@@ -57,9 +57,10 @@ def all_pairs(mesh: Mesh) -> list[tuple[int, int]]:
     return [(src, dst) for src in range(mesh.n_live) for dst in range(mesh.n_live) if src != dst]
 
 
-def dimension_order(src: Chip, dst: Chip) -> tuple[Chip, ...]:
+def dimension_order(shape: tuple[int, ...], src: Chip, dst: Chip) -> tuple[Chip, ...]:
+    """Return the way along the longest axis first, and of equally long ones along the last."""
     path = [src]
-    for axis in reversed(range(len(src))):
+    for axis in sorted(range(len(src)), key=lambda axis: (shape[axis], axis), reverse=True):
         while path[-1][axis] != dst[axis]:
             chip = list(path[-1])
             chip[axis] += 1 if dst[axis] > chip[axis] else -1
@@ -76,7 +77,7 @@ def test_routes_on_a_full_mesh_are_dimension_order_on_one_virtual_channel(
 
     assert routes.n_virtual_channels == 1
     for src, dst in all_pairs(mesh):
-        assert routes.path(mesh, src, dst) == dimension_order(mesh.live[src], mesh.live[dst])
+        assert routes.path(mesh, src, dst) == dimension_order(shape, mesh.live[src], mesh.live[dst])
 
 
 def test_route_steps_aside_walks_along_the_border_and_comes_back() -> None:

@@ -13,11 +13,10 @@ images or shifts of one another share one search. `QUICK` names the trees that t
 then: they need no search.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshmend.planning.colour_search import quick_colours
 from meshmend.planning.owner_search import is_ring_faster
@@ -35,7 +34,7 @@ from meshmend.schedule.spanning import (
     spread_in_parts,
     tree_sum,
 )
-from meshmend.schedule.table import Collective, Schedule, in_rank_order
+from meshmend.schedule.table import Collective, Schedule, in_rank_order, renamed
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
 from meshmend.topology.tiles import box_tiling
@@ -132,7 +131,7 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
             like = stand_in(mesh)
             if like.mesh != mesh:
                 found, _ = proved_schedule(like.mesh, algorithm, kind, class_bytes)
-                return _proved(mesh, _renamed(found, like.ranks))
+                return _proved(mesh, renamed(found, like.ranks))
         made = plan(mesh, algorithm, payload=class_bytes)
         if algorithm == AUTO and _copies_much(mesh, made.schedule.algorithm):
             made = plan(mesh, "trees", payload=class_bytes)
@@ -156,16 +155,6 @@ def _colours(mesh: Mesh, algorithm: str, tile: tuple[int, ...], class_bytes: int
 @lru_cache(maxsize=16)  # payloads of all classes share a schedule
 def _quick_colours(mesh: Mesh, tile: tuple[int, ...]) -> Proved:
     return _proved(mesh, quick_colours(box_tiling(mesh, tile)))
-
-
-def _renamed(schedule: Schedule, names: NDArray[np.int64]) -> Schedule:
-    """Return a schedule in which rank r has another name, `names[r]`."""
-    return replace(
-        schedule,
-        owners=names[schedule.owners].astype(schedule.owners.dtype),
-        src=names[schedule.src].astype(schedule.src.dtype),
-        dst=names[schedule.dst].astype(schedule.dst.dtype),
-    )
 
 
 @lru_cache(maxsize=16)  # payloads of all classes share a schedule

@@ -22,11 +22,12 @@ from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.planning.tree_search import best_pipeline
 from meshmend.schedule.algorithms import algorithm
-from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.table import Collective, Schedule, renamed
 from meshmend.schedule.trees import owner_tree_schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 from meshmend.trees.tree_counts import MOST_TREES
 from meshmend.trees.tree_packing import TreePacking
 
@@ -49,8 +50,8 @@ _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
 class Choice:
     """What `auto` runs: an algorithm, how it is pipelined, and its packing if it has trees.
 
-    With the mesh it gives the same schedule again. The packing is kept because the search for it
-    takes longer than all other steps of a plan.
+    Ranks are those of the mesh's stand-in. With the mesh it gives the same schedule again. The
+    packing is kept because the search for it takes longer than all other steps of a plan.
     """
 
     algorithm: str
@@ -75,8 +76,9 @@ def choose(
     """Return the fastest algorithm for a connected mesh, among all that support it.
 
     The answer is the fastest for the payload's class. For the payload itself, no other is more than
-    2 % faster.
+    2 % faster. It is found on the mesh's stand-in: images of a mesh have one answer.
     """
+    mesh = stand_in(mesh).mesh
     typical = payload_class_bytes(payload_bytes)
     choice = _choice_for_class(Question(mesh, typical, fabric, collective), cache_dir, progress)
     if payload_bytes == typical or not _has_own_pipeline(mesh, choice, collective):
@@ -140,6 +142,7 @@ def choose_trees(
     progress: ProgressCallback = no_progress,
 ) -> Choice:
     """Return the trees that are fastest for this payload, as `simulate` prices them."""
+    mesh = stand_in(mesh).mesh
     question = Question(mesh, payload_bytes, fabric, collective)
     found = price(question, TREES, may_estimate=True, progress=progress)
     assert found is not None, "without a time to beat there is always a price"
@@ -165,6 +168,13 @@ def forget() -> None:
 
 def chosen_schedule(mesh: Mesh, choice: Choice, collective: Collective) -> Schedule:
     """Return the schedule of a choice; except in an allreduce, trees hang from every rank."""
+    like = stand_in(mesh)
+    if collective is Collective.ALL_TO_ALL:  # where blocks lie depends on the ranks' names
+        return algorithm(choice.algorithm).build(mesh, collective)
+    return renamed(_on_stand_in(like.mesh, choice, collective), like.ranks)
+
+
+def _on_stand_in(mesh: Mesh, choice: Choice, collective: Collective) -> Schedule:
     if choice.shape is None:
         return algorithm(choice.algorithm).build(mesh, collective)
     packing = choice.packing or trees_of(mesh, choice.shape).packing
@@ -244,8 +254,9 @@ def decode_choice(mesh: Mesh, content: bytes) -> Choice:
 
     Raises:
         msgspec.MsgspecError: the bytes are not a choice.
-        InputError: there is no such algorithm, or the trees are none of this mesh.
+        InputError: there is no such algorithm, or the trees are none of this mesh's stand-in.
     """
+    mesh = stand_in(mesh).mesh
     stored = msgspec.json.decode(content, type=_StoredChoice)
     packing = None
     if stored.shape is not None and not stored.shape.rooted:

@@ -22,6 +22,7 @@ from meshmend.planning.pricing import (
     checked_names,
     price,
     price_of_choice,
+    renamed_price,
     supported_names,
 )
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
@@ -38,6 +39,7 @@ from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 
 ALL = "all"
 _SIDE_BY_SIDE_CHIPS = 1500  # up to here two algorithms are simulated at the same time
@@ -213,6 +215,7 @@ def _price_of_auto(question: Question, cache_dir: Path | None, progress: Progres
 def _found_price_of_auto(
     question: Question, cache_dir: Path | None, progress: ProgressCallback
 ) -> Price:
+    like = stand_in(question.mesh)
     choice = choose(
         question.mesh,
         question.fabric,
@@ -222,13 +225,14 @@ def _found_price_of_auto(
         progress=progress,
     )
     result: Price | None
+    asked = replace(question, mesh=like.mesh)
     if choice.shape is not None:
-        result = price_of_choice(question, choice.shape, choice.packing, choice.pipeline)
+        result = price_of_choice(asked, choice.shape, choice.packing, choice.pipeline)
     else:
-        result = price(question, choice.algorithm, slices=choice.slices, progress=progress)
+        result = price(asked, choice.algorithm, slices=choice.slices, progress=progress)
     assert result is not None, "without a time to beat there is always a price"
     detail = ", ".join(filter(None, (choice.algorithm, result.detail)))
-    return replace(result, name=AUTO, detail=detail)
+    return renamed_price(replace(result, name=AUTO, detail=detail), like)
 
 
 def refusals(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> dict[str, str]:

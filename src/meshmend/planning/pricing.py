@@ -32,12 +32,13 @@ from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
-from meshmend.schedule.table import Collective, Schedule, index_dtype
+from meshmend.schedule.table import Collective, Schedule, index_dtype, renamed
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import PhaseTime, Progress, Simulation, simulate
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.submesh import IntactPart, largest_box, without_lines
+from meshmend.topology.symmetry import StandIn, stand_in
 from meshmend.trees.tree_packing import TreePacking
 
 TREES = "trees"
@@ -127,9 +128,12 @@ def price(
         algorithm(name).check_collective(question.collective)
         if below_s is not None and optimistic_tree_s(question) > below_s:
             return None
+        like = stand_in(question.mesh)
+        asked = replace(question, mesh=like.mesh)
+        of_trees = _price_of_owner_trees
         if question.collective is Collective.ALLREDUCE:
-            return _price_of_trees(question, slices, progress, may_estimate=may_estimate)
-        return _price_of_owner_trees(question, slices, progress, may_estimate=may_estimate)
+            of_trees = _price_of_trees
+        return renamed_price(of_trees(asked, slices, progress, may_estimate=may_estimate), like)
     mesh = question.mesh
     if below_s is not None and least_time(question, name) > below_s:
         algorithm(name).check(mesh)
@@ -149,6 +153,22 @@ def price(
     )
     pipeline = Pipeline(result.slices, skew)
     return Price(name, figures_of(result), lambda: result, n_chips, pipeline, detail)
+
+
+def renamed_price(price: Price, like: StandIn) -> Price:
+    """Return a price on a stand-in as that on the mesh that it stands for."""
+    if like.mesh == like.of:
+        return price
+
+    def simulated() -> Simulation:
+        found = price.simulated()
+        busy_s = np.zeros_like(found.channel_busy_s)
+        is_link = like.channels >= 0
+        busy_s[like.channels[is_link]] = found.channel_busy_s[is_link]
+        schedule = renamed(found.schedule, like.ranks)
+        return replace(found, schedule=schedule, channel_busy_s=busy_s)
+
+    return replace(price, simulated=simulated)
 
 
 def supported_names(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> Iterator[str]:

@@ -15,10 +15,11 @@ from meshmend.schedule.rings_nd import (
     exchange_2,
     rings_nd,
 )
-from meshmend.schedule.table import SUMS, Collective, Schedule
+from meshmend.schedule.table import SUMS, Collective, Schedule, renamed
 from meshmend.schedule.trees import express, trees, two_roots
 from meshmend.schedule.whole_sums import check_whole_sums, direct, flood
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 from meshmend.trees.rings import (
     fault_tolerant_layout,
     hamiltonian_ring,
@@ -38,6 +39,8 @@ class Algorithm:
     """A named way to build a schedule; `needs` and `gives` are sentences for users.
 
     For a mesh that the algorithm does not support, `check` raises the same as `build`, but quickly.
+    It is built `on_stand_in` of the mesh, so that images of a mesh take equally long; the paper's
+    algorithms tell rows from columns, and are built on the mesh as it is.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Algorithm:
     needs: str
     gives: str
     collectives: tuple[Collective, ...] = SUMS
+    on_stand_in: bool = True
 
     def build(self, mesh: Mesh, collective: Collective) -> Schedule:
         """Return the schedule of a collective on a connected mesh.
@@ -55,7 +59,11 @@ class Algorithm:
             UnsupportedError: the algorithm does not support the mesh, or the collective.
         """
         self.check_collective(collective)
-        return self.builder(mesh, collective)
+        if not self.on_stand_in:
+            return self.builder(mesh, collective)
+        self.check(mesh)
+        like = stand_in(mesh)
+        return renamed(self.builder(like.mesh, collective), like.ranks)
 
     def check_collective(self, collective: Collective) -> None:
         """Raise UnsupportedError if the algorithm does not have this collective."""
@@ -84,6 +92,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "3, 8",
                 "2-D; one even side, or even sides and holes of whole aligned 2x2 blocks",
                 "every hop a neighbour; bandwidth near D/B; latency grows with the chips",
+                on_stand_in=False,
             ),
             Algorithm(
                 "two-d",
@@ -92,6 +101,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "4, 5",
                 "2-D; no failed chips, any sides",
                 "latency grows with the sides; rows and columns share links",
+                on_stand_in=False,
             ),
             Algorithm(
                 "row-pair",
@@ -100,6 +110,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "6, 7",
                 "2-D; no failed chips, one even side",
                 "latency grows with the sides; no link shared in the large phase",
+                on_stand_in=False,
             ),
             Algorithm(
                 "ft-two-d",
@@ -109,6 +120,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "2-D; even sides and holes of whole aligned 2x2 blocks that leave one pair of "
                 "rows or columns whole",
                 "row-pair around holes: the paper's fault-tolerant scheme",
+                on_stand_in=False,
             ),
             Algorithm(
                 "rings-nd",
@@ -196,6 +208,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "",
                 "any connected mesh or torus, any failures",
                 "a ring in rank order, blind to the mesh: what a topology-blind library does",
+                on_stand_in=False,
             ),
             Algorithm(
                 "pairs",
@@ -205,6 +218,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "any connected mesh or torus, any failures; all-to-all only",
                 "every chip sends each other its block straight: what most libraries do",
                 _ALL_TO_ALL,
+                on_stand_in=False,
             ),
             Algorithm(
                 "relays",
@@ -215,6 +229,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "blocks whose straight way is busy stop at a chip beside it, so that all links "
                 "carry alike around holes",
                 _ALL_TO_ALL,
+                on_stand_in=False,
             ),
         )
     }

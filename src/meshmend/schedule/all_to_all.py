@@ -21,6 +21,7 @@ from meshmend.kernels import kernel
 from meshmend.schedule.table import COPY, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import Routes, routes_for
+from meshmend.topology.symmetry import stand_in
 
 _ARRIVED: Final = 1  # the buffer in which blocks arrive; relays keep theirs in those after it
 _MOST_BUFFERS: Final = 255  # a row names its buffers in one byte
@@ -36,7 +37,7 @@ _Ranks = NDArray[np.int64]
 
 def pairs(mesh: Mesh, collective: Collective) -> Schedule:
     """Return the all-to-all in which every block goes straight to its chip."""
-    source, target = _all_pairs(mesh.n_live)
+    source, target = _all_pairs(mesh)
     return _schedule("pairs", mesh, collective, source, target, np.full_like(source, -1), 1)
 
 
@@ -56,7 +57,7 @@ def relays(mesh: Mesh, collective: Collective) -> Schedule:
     """
     check_relays(mesh)
     n_parts = min(_MOST_PARTS, -(-_PARTS_OF_ALL // mesh.n_live))
-    source, target = (np.repeat(ranks, n_parts) for ranks in _all_pairs(mesh.n_live))
+    source, target = (np.repeat(ranks, n_parts) for ranks in _all_pairs(mesh))
     over = _searched_ways(mesh, n_parts)
     return _schedule("relays", mesh, collective, source, target, over, n_parts)
 
@@ -64,20 +65,21 @@ def relays(mesh: Mesh, collective: Collective) -> Schedule:
 @lru_cache(maxsize=8)  # `auto` prices it, and then builds it
 def _searched_ways(mesh: Mesh, n_parts: int) -> _Ranks:
     """Return the chip where each part of each pair's block stops, -1 for none."""
-    source, target = _all_pairs(mesh.n_live)
+    source, target = _all_pairs(mesh)
     routes = _all_routes(routes_for(mesh, source, target))
     source, target = np.repeat(source, n_parts), np.repeat(target, n_parts)
     order = np.random.default_rng(0).permutation(len(source))
-    over = np.full(len(source), -1)
-    _choose_ways(routes, mesh.port_speeds.reshape(-1), source, target, order, over)
+    over, candidates = np.full(len(source), -1), stand_in(mesh).ranks
+    _choose_ways(routes, mesh.port_speeds.reshape(-1), source, target, order, candidates, over)
     over.flags.writeable = False
     return over
 
 
-def _all_pairs(n_ranks: int) -> tuple[_Ranks, _Ranks]:
-    """Return the two ranks of every pair of different ranks."""
-    source, target = np.nonzero(~np.eye(n_ranks, dtype=np.bool_))
-    return source, target
+def _all_pairs(mesh: Mesh) -> tuple[_Ranks, _Ranks]:
+    """Return the two ranks of every pair of different ranks, in the same order on all images."""
+    source, target = np.nonzero(~np.eye(mesh.n_live, dtype=np.bool_))
+    ranks = stand_in(mesh).ranks
+    return ranks[source], ranks[target]
 
 
 def _all_routes(routes: Routes) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -88,7 +90,7 @@ def _all_routes(routes: Routes) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
 
 
 @kernel
-def _choose_ways(routes, speeds, source, target, order, over):  # type: ignore[no-untyped-def]
+def _choose_ways(routes, speeds, source, target, order, candidates, over):  # type: ignore[no-untyped-def]
     """Let part after part choose its way, in `over` the chip where it stops, -1 for none.
 
     `loads` is how long each channel is busy, in the time that a part takes on a link of speed 1.
@@ -108,7 +110,7 @@ def _choose_ways(routes, speeds, source, target, order, over):  # type: ignore[n
             least = _cost(first, channels, times, loads, scale, straight)
             most_hops = first[straight + 1] - first[straight] + _DETOUR
             best = -1
-            for chip in range(n_ranks):
+            for chip in candidates:
                 if chip in (here, there):
                     continue
                 one, other = here * n_ranks + chip, chip * n_ranks + there

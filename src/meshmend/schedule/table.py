@@ -399,6 +399,16 @@ def schedule_of(
     )
 
 
+def renamed(schedule: Schedule, names: NDArray[np.int64]) -> Schedule:
+    """Return a schedule in which rank r has another name, `names[r]`."""
+    return replace(
+        schedule,
+        owners=names[schedule.owners].astype(schedule.owners.dtype),
+        src=names[schedule.src].astype(schedule.src.dtype),
+        dst=names[schedule.dst].astype(schedule.dst.dtype),
+    )
+
+
 def in_rank_order(schedule: Schedule) -> Schedule:
     """Return a schedule with its chunks numbered by owner, so that rank i owns part i.
 

@@ -3,7 +3,8 @@
 A table depends on the destination alone, so a real network can be programmed from it. Two
 kinds are built here. **Shortest** tables follow a shortest live path, the last axis (X) first:
 on a full mesh that is dimension order (figure 1), at a hole they step aside, walk along its
-border and come back (figure 2). **Up/down** tables climb towards a central root, then descend:
+border and come back (figure 2). `routing_tables` builds them on the mesh's stand-in, whose last
+axis is the longest. **Up/down** tables climb towards a central root, then descend:
 longer, but never in a circle.
 
 `routing_tables` decides which pair takes which kind, and on which virtual channel. Routes that
@@ -30,6 +31,7 @@ from meshmend.kernels import kernel
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +133,40 @@ def routing_tables(
 
     They use one virtual channel if shortest routes fit on one, else as many as first fit needs.
     All routes are shortest unless the virtual channels run out; one is enough to avoid deadlock.
+    They are made on the mesh's stand-in: images of a mesh have images of its routes.
 
     Raises:
         InputError: fewer than one virtual channel, or more than 255.
         TopologyError: a source cannot reach its destination.
     """
+    like = stand_in(mesh)
+    if like.mesh == mesh:
+        return _tables(mesh, demand, max_virtual_channels)
+    names = np.argsort(like.ranks)
+    goals, sources = names[demand.destinations], names[demand.sources]
+    order = np.lexsort((sources, goals[demand.rows]))
+    asked = demand_of(sources[order].astype(np.int32), goals[demand.rows][order].astype(np.int32))
+    try:
+        found = _tables(like.mesh, asked, max_virtual_channels)
+    except TopologyError:
+        shortest_ports(mesh, demand)  # says the same of this mesh's chips
+        raise
+    own_port = like.channels.reshape(mesh.n_live, -1) % mesh.neighbor_ranks.shape[1]
+    rank = np.arange(mesh.n_live)
+
+    def renamed(ports: NDArray[np.int8]) -> NDArray[np.int8]:
+        named = np.where(ports < 0, -1, own_port[rank, ports]).astype(np.int8)
+        return np.ascontiguousarray(named[np.searchsorted(asked.destinations, goals)][:, names])
+
+    shortest = renamed(found.ports[0])
+    is_other = found.ports[-1] is not found.ports[0]  # only the last table may differ
+    last = renamed(found.ports[-1]) if is_other else shortest
+    virtual_channel = np.empty_like(found.virtual_channel)
+    virtual_channel[order] = found.virtual_channel
+    return RoutingTables(demand, (*(shortest,) * (len(found.ports) - 1), last), virtual_channel)
+
+
+def _tables(mesh: Mesh, demand: Demand, max_virtual_channels: int | None) -> RoutingTables:
     limit = default_virtual_channels(mesh) if max_virtual_channels is None else max_virtual_channels
     if not 1 <= limit <= 255:
         raise InputError(f"routing_tables needs 1 to 255 virtual channels, but got {limit}")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshmend.lab.testbed.names import CHIP_INTERFACE, address_of, intact, interface_of, number_of
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.tables import next_ports
+from meshmend.topology.tables import all_pairs_tables
 
 MTU_BYTES = 9000
 # After an idle time a burst passes at full speed, so it holds only one packet. The limit is the
@@ -45,7 +45,7 @@ def link_states(mesh: Mesh) -> LinkStates:
     for chips in components(mesh):
         part = replace(mesh, failed=mesh.failed | (set(mesh.live) - set(chips)))
         inside = np.array([number_of(mesh, chip) for chip in part.live])
-        ports[np.ix_(inside, inside)] = next_ports(part, np.arange(part.n_live)).T
+        ports[np.ix_(inside, inside)] = all_pairs_tables(part).ports[0].T
     return LinkStates(is_up, ports)
 
 

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from meshmend.errors import TopologyError, UnsupportedError
 from meshmend.pages.explore.explorer_question import ExplorerQuestion
 from meshmend.pages.explore.single_holes import broken_meshes, hole_of
+from meshmend.planning.choose import Choice, chosen_schedule
 from meshmend.planning.colour_comparison import INDEPENDENT, compared_colours
 from meshmend.planning.colour_search import fastest_colours, quick_colours
 from meshmend.planning.comparison import compared, refusals
-from meshmend.planning.packed_trees import trees_of, with_equal_links
+from meshmend.planning.packed_trees import with_equal_links
 from meshmend.planning.plan import AUTO, Plan, plan, planned
 from meshmend.planning.pricing import BASELINES, TREES, Price, price, supported_names
 from meshmend.planning.progress import ProgressCallback, no_progress
@@ -152,8 +153,9 @@ def searched_plan(
     if name == AUTO:
         made = _planned(question, name, cache_dir, progress)
     elif found.shape is not None:
-        made = planned(mesh, trees_of(largest_part(mesh), found.shape).schedule, target)
-        made = replace(made, pipeline=found.pipeline)
+        choice = Choice(name, found.pipeline, found.shape)
+        schedule = chosen_schedule(largest_part(mesh), choice, question.collective)
+        made = replace(planned(mesh, schedule, target), pipeline=found.pipeline)
     else:
         made = replace(_planned(question, name), pipeline=found.pipeline)
     words = found.detail.removeprefix(made.schedule.algorithm).strip(" ,")
@@ -235,7 +237,7 @@ def heat_answers(question: ExplorerQuestion, progress: ProgressCallback) -> Iter
     known: dict[Mesh, float] = {}
     for unit in ("chip", "link"):
         for mesh in broken_meshes(full, unit):
-            like = stand_in(mesh).mesh
+            like = stand_in(mesh, same_axes=True).mesh
             if like not in known:
                 progress(f"what the loss of a {unit} costs")
                 try:

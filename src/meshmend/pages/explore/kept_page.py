@@ -38,11 +38,11 @@ from meshmend.pages.explore.single_holes import (
     Hole,
     broken_meshes,
     hole_of,
-    shared_image,
     what_is_broken,
 )
 from meshmend.planning.progress import ProgressCallback
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 from meshmend.units import format_bytes
 
 _FRAMES_KEPT: Final = 2  # one frame of so many, and a sixteenth of the shades: a tenth of the bytes
@@ -148,7 +148,7 @@ class _Draft:
 
     def add_unit(self, unit: str, mesh: Mesh, plan_of: Callable[[Mesh], PricedPlan]) -> None:
         """Keep the plan of a mesh that lost one unit, or rather of the mesh that stands for it."""
-        like = shared_image(mesh)
+        like = stand_in(mesh, same_axes=True).mesh
         kept = hole_of(like)
         try:
             if kept not in self.plans and (self._room <= 0 or not self.add(like, plan_of(like))):

@@ -8,7 +8,6 @@ import numpy as np
 
 from meshmend.topology.failures import REGION_SHAPES, Chip, Link, SlowLink, region
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.symmetry import stand_in
 
 SLOW: Final = "slow"  # a link that a click slows
 SLOW_SPEED: Final = 0.25  # to this
@@ -34,16 +33,6 @@ def broken_meshes(full: Mesh, unit: str) -> Iterator[Mesh]:
         if min(hit) not in seen and len(hit) < full.n_chips:
             seen.add(min(hit))
             yield replace(full, failed=frozenset(hit))
-
-
-def shared_image(mesh: Mesh) -> Mesh:
-    """Return the image of a mesh with one thing broken whose plan does for all its images."""
-    if not mesh.slow:
-        return stand_in(mesh).mesh
-    (slow,) = mesh.slow
-    whole = replace(mesh, slow=frozenset())
-    (link,) = stand_in(whole.without(slow.link)).mesh.failed_links
-    return whole.slowed(SlowLink(link, slow.speed))
 
 
 def what_is_broken(mesh: Mesh) -> str:
