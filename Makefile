@@ -103,6 +103,7 @@ SEED ?= 1
 soak: $(INSTALLED)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED) --shard-optimizer
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED) --tile 2x2 --no-testbed
 
 # The documentation as a site in site/: offline, every link checked. Open site/index.html.
 docs: $(INSTALLED)
