@@ -166,13 +166,13 @@ def test_a_loader_worker_that_is_killed_is_told_in_one_line(tmp_path: Path) -> N
 
 def test_a_loader_worker_that_hangs_is_told_after_the_timeout_of_the_loader(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
-        command = start_elastic(start, tmp_path, mesh="1x1", timeout=1)
+        command = start_elastic(start, tmp_path, mesh="1x1", timeout=5)
         (tmp_path / "hang").touch()
 
         assert command.end() == 1
         until(lambda: not loaders_of(tmp_path))
 
-    assert "DataLoader timed out after 1 seconds" in command.err
+    assert "DataLoader timed out after 5 seconds" in command.err
 
 
 def test_loader_workers_outlive_a_notice_to_save(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ class Watched:
     took = [float(text) for text in re.findall(r"failed after (\S+) s", ended.stdout)]
     assert len(took) == 3
     assert "chip (1, 1)" in ended.stdout
-    assert max(took) < 5  # on a busy machine; a tenth of it on a quiet one
+    assert max(took) < 30  # half a second on a quiet machine; a silent chip is missed after 60 s
 
 
 @pytest.mark.slow

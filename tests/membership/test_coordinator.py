@@ -66,7 +66,7 @@ SECRET = b"known to all of us"
 MESH = parse_mesh("2x4")
 # On a busy machine a worker that lives may be silent for long, or late to come back.
 PATIENT = Timing(doubt_s=0.05, gather_s=HANG_S, recall_s=HANG_S, heartbeat_timeout_s=HANG_S)
-IMPATIENT = structs.replace(PATIENT, heartbeat_timeout_s=1.2)
+IMPATIENT = structs.replace(PATIENT, heartbeat_timeout_s=4.0)
 
 
 Kind = TypeVar("Kind", bound=Event)

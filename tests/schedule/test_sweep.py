@@ -35,13 +35,13 @@ def test_full_meshes_from_2x2_to_12x12(name: str, collective: Collective) -> Non
 
 
 @pytest.mark.parametrize("name", ["ring-1d", "ft-two-d"])
-def test_every_aligned_region_of_every_even_mesh_to_12x12(name: str) -> None:
+def test_every_aligned_region_of_every_even_mesh_to_8x8(name: str) -> None:
     n_cases = 0
-    for shape in even_shapes(12):
+    for shape in even_shapes(8):
         for region in aligned_regions(shape):
             check(name, largest_part(Mesh(shape).without(region)), Collective.ALLREDUCE)
             n_cases += 1
-    assert n_cases == 1900
+    assert n_cases == 293
 
 
 @pytest.mark.parametrize("collective", [Collective.REDUCE_SCATTER, Collective.ALL_GATHER])
