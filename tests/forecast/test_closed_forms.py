@@ -1,6 +1,7 @@
 """Forecasts agree with theory wherever theory has a formula, within their own intervals."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from meshmend.forecast.scenario import (
     JobModel,
     RepairModel,
     Scenario,
+    SlowModel,
     WrongModel,
 )
 from meshmend.forecast.sweeps import Curve, Sweeper, check_lines
@@ -204,6 +206,65 @@ def test_only_work_during_which_no_chip_was_wrong_is_kept(rate: float, check_eve
 
     assert_within(found, exact, bias=1e-4)
     assert found.lost["checks"] > 0 or not check_every
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("keeps_batch", [False, True])
+def test_slow_chips_cost_what_their_number_says(keeps_batch: bool, is_known: bool) -> None:
+    """Chips get slow independently of each other, and die of nothing."""
+    rate, speed, lasts_s = 20.0, 0.4, 3 * DAY_S
+    asked = scenario(
+        "4x4",
+        per_1000_days={"slow-chip": rate},
+        repair=repair(0.0),
+        job=replace(FREE_JOB, keeps_batch=keeps_batch),
+        slow=SlowModel(chip_speed=speed, lasts_s=lasts_s, is_known=is_known),
+    )
+    is_slow = lasts_s / (1000 * DAY_S / rate + lasts_s)
+
+    def step_s(n_slow: int) -> float:
+        if is_known:
+            return 0.094 * 16 / (16 - n_slow * (1 - speed)) + 0.006
+        return 0.094 / (speed if n_slow else 1.0) + 0.006
+
+    exact = math.fsum(
+        math.comb(16, n) * is_slow**n * (1 - is_slow) ** (16 - n) * 0.1 / step_s(n)
+        for n in range(17)
+    )
+
+    found = answer_of(asked, FAULT_TOLERANT, n_years=60)
+
+    assert_within(found, exact, bias=1e-4)
+    assert found.lost["slow_parts"] == pytest.approx(1 - found.goodput, abs=1e-9)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_slow_links_make_a_sum_longer(is_known: bool) -> None:
+    rate, speed, lasts_s, n_links = 10.0, 0.25, 3 * DAY_S, 24
+    asked = scenario(
+        "4x4",
+        per_1000_days={"slow-link": rate},
+        repair=repair(0.0),
+        slow=SlowModel(link_speed=speed, lasts_s=lasts_s, is_known=is_known),
+    )
+    is_slow = lasts_s / (1000 * DAY_S / rate + lasts_s)
+
+    def sum_s(n_slow: int) -> float:
+        unknown = 0.006 / speed if n_slow else 0.006
+        return min(unknown, 0.006 + 0.004 * n_slow) if is_known else unknown
+
+    exact = math.fsum(
+        math.comb(n_links, n)
+        * is_slow**n
+        * (1 - is_slow) ** (n_links - n)
+        * 0.1
+        / (0.094 + sum_s(n))
+        for n in range(n_links + 1)
+    )
+
+    found = answer_of(asked, FAULT_TOLERANT, n_years=60)
+
+    assert_within(found, exact, bias=1e-4)
 
 
 def test_checks_are_weighed_against_what_they_find() -> None:

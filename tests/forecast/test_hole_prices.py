@@ -9,7 +9,7 @@ from forecasts import DAY_S, scenario
 from meshmend.errors import UnsupportedError
 from meshmend.forecast.hole_prices import step_prices
 from meshmend.forecast.machine import machine_of
-from meshmend.forecast.scenario import JobModel, RepairModel, Scenario
+from meshmend.forecast.scenario import FailureModel, JobModel, RepairModel, Scenario
 from meshmend.planning import comparison
 from meshmend.planning.comparison import compared
 from meshmend.planning.plan import plan
@@ -125,3 +125,16 @@ def test_the_rule_for_holes_that_were_not_priced_errs_little(algorithm: str) -> 
         true = exact(mesh.without(*(holes[number] for number in numbers)), algorithm)
 
         assert abs(told - true) / step_s < 0.01
+
+
+def test_a_slow_link_is_no_hole_and_costs_what_a_plan_for_it_takes() -> None:
+    slow = replace(asked("4x4"), failures=FailureModel({"slow-link": 1.0, "slow-chip": 1.0}))
+
+    prices = step_prices(machine_of(slow))
+
+    mesh = Mesh((4, 4))
+    known = exact(mesh.slowed("link:1,2-2,2=0.25"))
+    assert prices.n_priced == 1  # the slot of a spare
+    assert prices.slow_link_s == pytest.approx(known - exact(mesh), abs=1e-15)
+    assert 0.0 < prices.slow_link_s < 3 * prices.full_s
+    assert step_prices(machine_of(asked("4x4"))).slow_link_s == 0.0

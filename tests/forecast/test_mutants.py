@@ -73,7 +73,7 @@ MUTANTS = {
     "spares come too early": ("own[N_HOLES] > own[HOLES_BEFORE_SPARES]:", "own[N_HOLES] > 0:"),
     "idle spares never fail": ("_add_idle(own, unit, -1)\n            return", "return"),
     "one hole is priced": ("extra += own[own[HOLE_EXTRA_NS]", "extra = own[own[HOLE_EXTRA_NS]"),
-    "the batch shrinks": ("elif own[KEEPS_BATCH]:", "elif not own[KEEPS_BATCH]:"),
+    "the batch shrinks": ("if own[KEEPS_BATCH]:", "if not own[KEEPS_BATCH]:"),
     "cut meshes go on whole": ("n_live = _largest_part(own)", "pass"),
     "wrong work is kept": ("go_back(own, saved)\n    if", "pass\n    if"),
     "checkpoints since a chip went wrong are used": (
@@ -85,7 +85,10 @@ MUTANTS = {
         "0 if own[each] == IS_RIGHT else own[USEFUL]",
         "0 if own[each] == IS_RIGHT else own[each]",
     ),
-    "checks are free": ("longer * checked + sum_ns", "longer + sum_ns"),
+    "checks are free": (
+        "fig[CHECK_RATE] = part * step / (longer * checked + sum_ns)",
+        "fig[CHECK_RATE] = part * step / (longer + sum_ns)",
+    ),
     "a wrong chip that a box does not use counts": (
         "if not is_hit(own, hole, took_any):\n        return\n    if saved != IS_RIGHT:\n"
         "        go_back(own, saved)",
@@ -100,6 +103,20 @@ MUTANTS = {
         "own[FOUND + 3 + axis] // own[TILE + axis] * own[TILE + axis]",
         "own[FOUND + 3 + axis]",
     ),
+    "slow parts are free": ("fig[RATE] = part * step / (longer * checked + sum_ns)", "pass"),
+    "speeds change with the next failure": ("_set_rates(own, fig)\n        return", "return"),
+    "another part is fast again": ("own[at] = own[first + own[N_SLOW]]", "pass"),
+    "a slow chip that died counts": (
+        "own[own[DEAD] + own[own[HOLE_CHIPS] + own[own[HOLE_FIRST] + domain]]] == 0",
+        "True",
+    ),
+    "a slow link of a dead chip counts": (" and n_dead == 0", ""),
+    "a slow link that is cut counts": ("own[own[DOWN_LINKS] + link] == 0 and", "True and"),
+    "a slow part outside a box counts": (" or not is_hit(own, domain, True)", ""),
+    "a slow spare that is idle counts": ("return own[own[UNIT_SLOT] + unit] >= 0", "return True"),
+    "plans know no slow links": ("sum_ns = known if", "sum_ns = unknown if"),
+    "shares know no slow chips": ("/ (chips - missing) if is_known", "/ chips if is_known"),
+    "one slow link is planned for": ("n_links * fig[SLOW_LINK_NS]", "fig[SLOW_LINK_NS]"),
     "going on loses work": ("if own[CONFIG] != ON_MESH:\n        fall_back(own)", "fall_back(own)"),
 }
 
@@ -148,6 +165,7 @@ CASES = (
     *(("chips and boards", 0), ("chips and boards", 4), ("a line", 0), ("torus", 0)),
     *(("wrong chips", 0), ("wrong chips", 1), ("wrong chips and checks", 0)),
     *(("tiles", 0), ("tiles on three axes", 0)),
+    *(("slow parts", 0), ("slow parts", 1), ("slow parts that are known", 0)),
 )
 
 

@@ -13,6 +13,7 @@ from meshmend.forecast.scenario import (
     RepairModel,
     Scenario,
     Shape,
+    SlowModel,
     SpareModel,
     WrongModel,
 )
@@ -44,6 +45,7 @@ def scenario(
     burst: float = 0.0,
     rack: Shape = (),
     wrong: WrongModel | None = None,
+    slow: SlowModel | None = None,
 ) -> Scenario:
     """Return a scenario whose spares are switched in at once."""
     return Scenario(
@@ -55,6 +57,7 @@ def scenario(
         host=host,
         rack=rack,
         wrong=wrong or WrongModel(),
+        slow=slow or SlowModel(),
     )
 
 
@@ -65,7 +68,7 @@ def prices_of(
     n = len(machine_of(asked).holes)
     extra = np.round(extra_s * (1.0 + np.arange(n) / n), 9)  # whole nanoseconds
     box_s = tuple(full_s * (1.0 + 0.1 * (7 - spanned)) for spanned in range(8))
-    return StepPrices(compute_s, full_s, box_s, extra, (True,) * n, 0, "made up")
+    return StepPrices(compute_s, full_s, box_s, extra, (True,) * n, 0, "made up", 0.004)
 
 
 JOB = JobModel(
@@ -113,5 +116,22 @@ WALK_CASES = {
     ),
     "tiles": _often("6x6", {"chip": 90, "link": 4}, (1, 1), (2, 2), spares=1),
     "tiles on three axes": _often("3x4x3", {"chip": 60}, (1, 1, 3), (1, 2, 1), spares=1),
+    "slow parts": _often(
+        "4x5",
+        {"chip": 15, "link": 10, "slow-chip": 25, "slow-link": 12},
+        (1, 1),
+        spares=2,
+        slow=SlowModel(0.33, 0.25, 2 * DAY_S),
+    ),
+    "slow parts that are known": _often(
+        "4x4",
+        {"host": 30, "slow-chip": 40, "slow-link": 20},
+        (2, 2),
+        host=(2, 2),
+        spares=1,
+        wrap="all",
+        wrong=WrongModel(check_every=16),
+        slow=SlowModel(0.5, 0.25, 3 * DAY_S, is_known=True),
+    ),
     "racks": _often("4x8", {"chip": 5, "rack": 40}, (4, 2), spares=1, rack=(4, 2)),
 }

@@ -13,7 +13,7 @@ from forecasts import prices_of
 from meshmend.forecast.forecasting import Answer, YearRunner
 from meshmend.forecast.hole_prices import StepPrices
 from meshmend.forecast.machine import Ints, Machine
-from meshmend.forecast.scenario import Scenario, Shape
+from meshmend.forecast.scenario import KINDS, Scenario, Shape
 from meshmend.forecast.walk_arrays import (
     BETWEEN_FAILURES_NS,
     DETECTION_NS,
@@ -32,9 +32,9 @@ from meshmend.topology.mesh import Mesh
 
 CAUSES = (
     *("useful", "detection", "restart", "lost", "slow", "missing", "waiting", "checkpoints"),
-    "checks",
+    *("checks", "slow parts"),
 )
-DOWN, UP, WRONG = 0, 1, 2
+DOWN, UP, WRONG, SLOW, FAST = range(5)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class SlowJob:
     where: str = "mesh"
     used: frozenset[Chip] = frozenset()
     inside: frozenset[Link] = frozenset()
-    rates: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    rates: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     since_save: int = 0
     unsaved: int = 0
     recheck: bool = False
@@ -62,6 +62,7 @@ class SlowJob:
     def __post_init__(self) -> None:
         self.mesh = self.machine.scenario.mesh
         self.down: set[int] = set()
+        self.slow: set[int] = set()
         self.wrong_at: dict[int, int] = {}
         self.found_wrong: int | None = None  # since when the domain that goes down was wrong
         self.unit_of_slot: dict[int, int | None] = {i: i for i in range(self.machine.n_slots)}
@@ -111,7 +112,7 @@ class SlowJob:
             chips, spanned = self._choose_box(dead, links)
             self.where = "box" if chips else "nowhere"
             total = max(full, self.prices.box_s[spanned])
-        self.chips = chips
+        self.chips, self.total = chips, total
         self.rates = self._rates(chips, n, compute, full, total)
 
     def _on_mesh(self) -> int:
@@ -127,23 +128,58 @@ class SlowJob:
             chips = min(chips // n_colours, tiles_in_bands(mesh.shape, tile, dead)) * n_colours
         return chips
 
+    def _slow_parts(self) -> list[str]:
+        """Return the kinds of the slow chips and links that the job uses."""
+        kinds = self.machine.scenario.failures.per_1000_days
+        names = [kind for kind in KINDS if kinds.get(kind)]
+        kind_of = {domain: names[self.machine.kind_of[domain]] for domain in self.slow}
+        if self.answer.uses_spares:
+            at_work = set(self.unit_of_slot.values())
+            return [kind_of[d] for d in self.slow if self._domain_units(d)[0] in at_work]
+        dead, cut = self._dead(), self._cut_links()
+
+        def is_used(part: Failure) -> bool:
+            if self.where == "box":
+                return part in self.inside if isinstance(part, Link) else part.origin in self.used
+            if isinstance(part, Link):
+                return part not in cut and not {part.first, part.second} & dead
+            return part.origin not in dead
+
+        domains = [d for d in self.slow if d < len(self.machine.domains)]
+        return [kind_of[d] for d in domains if is_used(self.machine.domains[d].failure)]
+
     def _is_supported(self) -> bool:
         return all(self.prices.is_supported[number] for number, _ in self._holes())
 
     def _rates(
         self, chips: int, n: int, compute: float, full: float, total: float
-    ) -> tuple[float, float, float]:
+    ) -> tuple[float, float, float, float]:
         if not chips:
-            return 0.0, 0.0, 0.0
+            return 0.0, 0.0, 0.0, 0.0
         every = self.machine.scenario.wrong.check_every
         whole, part = compute + full, chips / n
         if self.machine.scenario.job.keeps_batch:
             longer = compute * n / chips
             checks = longer / every if every else 0.0
-            times = longer + full, longer + total, longer + checks + total
-            return whole / times[0], whole / times[1], whole / times[2]
+            slow = self._slow_step(chips, longer, checks, total)
+            times = longer + full, longer + total, longer + checks + total, slow
+            return whole / times[0], whole / times[1], whole / times[2], whole / times[3]
         checks = compute / every if every else 0.0
-        return part, part * whole / (compute + total), part * whole / (compute + checks + total)
+        slow = self._slow_step(chips, compute, checks, total)
+        times = compute + full, compute + total, compute + checks + total, slow
+        return (part, *(part * whole / each for each in times[1:]))  # type: ignore[return-value]
+
+    def _slow_step(self, chips: int, compute: float, checks: float, total: float) -> float:
+        """Return how long a step takes with what is slow."""
+        parts, slow = self._slow_parts(), self.machine.scenario.slow
+        n_chips, n_links = parts.count("slow-chip"), parts.count("slow-link")
+        worst = total / slow.link_speed if n_links else total
+        if not slow.is_known:
+            return (compute + checks) / (slow.chip_speed if n_chips else 1.0) + worst
+        n_slow = min(n_chips, chips)
+        sum_of_speeds = chips - n_slow + n_slow * slow.chip_speed
+        planned = total + n_links * self.prices.slow_link_s
+        return (compute + checks) * chips / sum_of_speeds + min(worst, planned)
 
     def _choose_box(self, dead: set[Chip], links: set[Link]) -> tuple[int, int]:
         size, self.used, self.inside, spanned = self._best_box(dead, links)
@@ -193,6 +229,13 @@ class SlowJob:
         self.advance(at)
         if what == WRONG:
             self.wrong_at[domain] = at
+            return
+        if what in (SLOW, FAST):
+            (self.slow.add if what == SLOW else self.slow.discard)(domain)
+            prices = self.prices
+            self.rates = self._rates(
+                self.chips, self.mesh.n_chips, prices.compute_s, prices.full_s, self.total
+            )
             return
         self.found_wrong, up = self.wrong_at.pop(domain, None), what == UP
         before_dead, before_links = self._dead(), self._cut_links()
@@ -354,10 +397,12 @@ class SlowJob:
     def _train(self, dt: int) -> None:
         with_chips = min(dt, round(dt * self.rates[0]))
         with_sum = min(with_chips, round(dt * self.rates[1]))
-        useful = min(with_sum, round(dt * self.rates[2]))
+        with_checks = min(with_sum, round(dt * self.rates[2]))
+        useful = min(with_checks, round(dt * self.rates[3]))
         self.spent["missing"] += dt - with_chips
         self.spent["slow"] += with_chips - with_sum
-        self.spent["checks"] += with_sum - useful
+        self.spent["checks"] += with_sum - with_checks
+        self.spent["slow parts"] += with_checks - useful
         self.spent["useful"] += useful
         self.trained += useful
         self.unsaved += useful

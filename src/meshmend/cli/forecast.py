@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _CAUSE_HEADS = (
     *("detection", "restart", "lost work", "slow sum", "no chips", "waiting", "saving", "checking"),
+    "slow parts",
 )
 _WIDE, _HEAD_WIDE, _LEAST_WIDE = 60, 10, 10  # of the table, the words in front, one answer
 
@@ -248,16 +249,18 @@ def _forecast(
 
 
 def _changes(result: "Forecast", seed: int, *, quiet: bool) -> list[str]:
-    from meshmend.forecast.sweeps import Sweeper, change_lines, check_lines
+    from meshmend.forecast.sweeps import Sweeper, change_lines, check_lines, slow_lines
     from meshmend.planning.progress import ProgressShares
 
     with progress(quiet=quiet, or_line=True) as bar:
-        sweeper, shares = Sweeper(result, seed), ProgressShares(bar, 4).in_turn()
+        sweeper, shares = Sweeper(result, seed), ProgressShares(bar, 5).in_turn()
         repairs = sweeper.repair_curve(next(shares))
         failures = sweeper.failure_curve(next(shares))
         changes = change_lines(repairs, failures, sweeper.spares_curve(next(shares)))
         checks = sweeper.checks_curve(next(shares))
-        return [*changes, *(check_lines(checks) if checks else ())]
+        slow = sweeper.slow_curve(next(shares))
+        told = [*(check_lines(checks) if checks else ()), *(slow_lines(slow) if slow else ())]
+        return [*changes, *told]
 
 
 def _write_page(
@@ -380,5 +383,7 @@ def _print_block(
     print("lost to")
     for head, cause in zip(_CAUSE_HEADS, CAUSES, strict=True):
         if cause == "checks" and not result.scenario.wrong.check_every:
+            continue
+        if cause == "slow_parts" and not result.scenario.has_slow_parts:
             continue
         line(head, [f"{each.lost[cause]:.2%}" for each in answers])

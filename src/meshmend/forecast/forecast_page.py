@@ -19,7 +19,14 @@ from meshmend.forecast.forecasting import (
 )
 from meshmend.forecast.inputs import ForecastQuestion
 from meshmend.forecast.machine import Floats, machine_of
-from meshmend.forecast.sweeps import MAP_FACTORS, Curve, Sweeper, change_lines, check_lines
+from meshmend.forecast.sweeps import (
+    MAP_FACTORS,
+    Curve,
+    Sweeper,
+    change_lines,
+    check_lines,
+    slow_lines,
+)
 from meshmend.forecast.walk_arrays import (
     LOG,
     N_LOG,
@@ -53,6 +60,7 @@ CAUSE_WORDS = {
     "waiting": "waiting for repair",
     "checkpoints": "checkpoints",
     "checks": "checking shares",
+    "slow_parts": "slow chips and links",
 }
 _CAUSE_COLOURS = {
     "detection": "#8a6d00",
@@ -63,6 +71,7 @@ _CAUSE_COLOURS = {
     "waiting": RED,
     "checkpoints": "#8c9bab",
     "checks": "#4f7a28",
+    "slow_parts": "#7a5195",
 }
 _WIDTH, _LEFT = 700.0, 190.0
 _MOST_CHANGES = 200_000
@@ -89,13 +98,14 @@ def forecast_page(
     progress: ProgressCallback = no_progress,
 ) -> str:
     """Return a complete HTML document that needs no other files and no network."""
-    sweeper, shares = Sweeper(result, seed), ProgressShares(progress, 6).in_turn()
+    sweeper, shares = Sweeper(result, seed), ProgressShares(progress, 7).in_turn()
     repairs = sweeper.repair_curve(next(shares))
     failures = sweeper.failure_curve(next(shares))
     spares = sweeper.spares_curve(next(shares))
     chips = sweeper.chips_curve(next(shares))
     winners = sweeper.winner_map(next(shares))
     checks = sweeper.checks_curve(next(shares))
+    slow = sweeper.slow_curve(next(shares))
     title = f"What failures cost on {result.scenario.mesh}"
     parts = [
         f"<h1>{escape(title)}</h1>",
@@ -111,6 +121,7 @@ def forecast_page(
         card(winners_svg(result, winners)),
         *_charts(repairs, failures, spares, chips),
         *_checks(checks),
+        *([_list(slow_lines(slow))] if slow else ()),
         "<h2>What is assumed</h2>",
         _list([*question.assumptions, *pricing_words(result)]),
     ]

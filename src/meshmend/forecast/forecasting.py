@@ -27,7 +27,7 @@ from meshmend.forecast.machine import (
     warm_up_s,
 )
 from meshmend.forecast.outages import TOO_MANY, OutageArrays, fill_outages, outage_arrays
-from meshmend.forecast.scenario import DALY, SPREADS, WRONG, YEAR_S, YOUNG, Scenario
+from meshmend.forecast.scenario import DALY, SLOW_KINDS, SPREADS, WRONG, YEAR_S, YOUNG, Scenario
 from meshmend.forecast.walk import walk_year
 from meshmend.forecast.walk_arrays import (
     ANY_HOLES,
@@ -129,6 +129,7 @@ CAUSES = (
     "waiting",
     "checkpoints",
     "checks",
+    "slow_parts",
 )  # in the order of the places in `totals`, after the useful time
 _NS = 1e9
 _MOST_YEARS = 1_000_000
@@ -301,13 +302,17 @@ def year_runner(
     wrong = machine.scenario.wrong
     silent_s = wrong.silent_s(prices.compute_s * (1.0 + wrong.compute_share) + prices.full_s)
     silent = [machine.number_of(WRONG), *(each * _NS for each in silent_s)]
-    rates = [1.0, 1.0, 1.0, wrong.compute_share]
+    slow = machine.scenario.slow
+    slow_kinds = [number for kind in SLOW_KINDS if (number := machine.number_of(kind)) >= 0]
+    slows = [min(slow_kinds, default=math.inf), slow.lasts_s * _NS]
+    rates = [1.0, 1.0, 1.0, 1.0, wrong.compute_share, slow.chip_speed, slow.link_speed]
+    rates += [prices.slow_link_s * _NS if slow.is_known else -1.0, prices.full_s * _NS]
     step_ns = np.array([prices.compute_s, prices.full_s, *prices.box_s]) * _NS
     return YearRunner(
         machine,
         walk_array(machine, prices, n_log),
         np.concatenate([rates, step_ns, np.zeros(3 * n_log)]),
-        np.array([*figures, failures.burst_window_s * _NS, *silent, *machine.lives]),
+        np.array([*figures, failures.burst_window_s * _NS, *silent, *slows, *machine.lives]),
         round(warm_up_s(machine.scenario) * _NS),
         round(year_s * _NS),
     )

@@ -7,6 +7,9 @@ all others, which docs/forecast.md states and the tests measure:
 - A hole that was not priced costs what the nearest priced one of its shape does.
 - Several holes cost the sum of what each costs alone.
 - No hole makes a sum faster.
+
+A sum that has a plan for slow links takes longer by what one in the middle of the mesh adds, for
+each of them.
 """
 
 import math
@@ -18,14 +21,14 @@ import numpy as np
 
 from meshmend.errors import InputError, UnsupportedError
 from meshmend.forecast.machine import Floats, Machine
-from meshmend.forecast.scenario import Scenario
+from meshmend.forecast.scenario import SLOW_KINDS, SLOW_LINK, Scenario
 from meshmend.planning.comparison import AUTO, compared
 from meshmend.planning.plan import plan
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.schedule.algorithms import algorithm
 from meshmend.simulator.colour_limit import colour_limit
 from meshmend.simulator.limit import limit
-from meshmend.topology.failures import Failure, Link
+from meshmend.topology.failures import Failure, Link, SlowLink
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.tiles import Tiling, box_tiling, upright_boxes
@@ -42,6 +45,7 @@ class StepPrices:
     """How long a step computes and sums; for each hole what it adds, and if it is supported.
 
     `box_s` holds the sum in an intact box for each set of axes that still wrap, as bits.
+    `slow_link_s` is what a slow link adds to a sum whose plan knows of it.
     """
 
     compute_s: float
@@ -51,6 +55,7 @@ class StepPrices:
     is_supported: tuple[bool, ...]
     n_priced: int
     words: str
+    slow_link_s: float = 0.0
 
 
 def step_prices(
@@ -68,17 +73,24 @@ def step_prices(
     scenario = machine.scenario
     book = _PriceBook(scenario, cache_dir)
     places = [_place(scenario.mesh, hole) for hole in machine.holes]
-    example = dict(zip(reversed(places), reversed(machine.holes), strict=True))
+    slow = [number for number, each in enumerate(machine.domains) if each.kind in SLOW_KINDS]
+    numbers = sorted(set(range(len(places))) - set(slow), reverse=True)  # what is slow is no hole
+    example = {places[number]: machine.holes[number] for number in numbers}
     supported = {place: book.supports(hole) for place, hole in example.items()}
-    to_price = _chosen([p for p in dict.fromkeys(places) if supported[p]], _budget(machine, n_most))
-    shares = ProgressShares(progress, 1 + len(to_price)).in_turn()
+    possible = [place for place in dict.fromkeys(places) if supported.get(place)]
+    to_price = _chosen(possible, _budget(machine, n_most))
+    slowed = _slowed(scenario)
+    shares = ProgressShares(progress, 1 + len(to_price) + (slowed is not None)).in_turn()
     full_s = book.price(scenario.mesh, next(shares))
     extra: dict[Place, float] = {}
-    for place, own_share in zip(to_price, shares, strict=True):
+    for place in to_price:
         broken = largest_part(scenario.mesh.without(example[place]))
-        extra[place] = max(0.0, book.price(broken, own_share) - full_s)
+        extra[place] = max(0.0, book.price(broken, next(shares)) - full_s)
     for place in example:
         extra.setdefault(place, _nearest(place, extra))
+    for place in places:
+        extra.setdefault(place, 0.0)
+        supported.setdefault(place, True)
     share = scenario.job.allreduce_share
     compute_s = scenario.job.compute_s or full_s * (1.0 - share) / share
     return StepPrices(
@@ -89,7 +101,19 @@ def step_prices(
         tuple(supported[place] for place in places),
         len(to_price),
         f"{len(to_price)} of {len(example)} holes that differ were priced by the simulator",
+        max(0.0, book.price(slowed, next(shares)) - full_s) if slowed is not None else 0.0,
     )
+
+
+def _slowed(scenario: Scenario) -> Mesh | None:
+    """Return the mesh with a slow link in its middle, if links get slow."""
+    mesh, slow = scenario.mesh, scenario.slow
+    if scenario.job.tile or not scenario.failures.per_1000_days.get(SLOW_LINK):
+        return None
+    axis = max(range(len(mesh.shape)), key=lambda each: mesh.shape[each])
+    second = tuple(extent // 2 for extent in mesh.shape)
+    first = tuple(at - (number == axis) for number, at in enumerate(second))
+    return mesh.slowed(SlowLink(Link.between(first, second), slow.link_speed))
 
 
 def _budget(machine: Machine, n_most: int | None) -> int:

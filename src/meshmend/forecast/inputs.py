@@ -17,6 +17,9 @@ from meshmend.errors import InputError, TopologyError, UnitError
 from meshmend.forecast.scenario import (
     DALY,
     KINDS,
+    SLOW_CHIP,
+    SLOW_KINDS,
+    SLOW_LINK,
     SPREADS,
     WRONG,
     YOUNG,
@@ -25,6 +28,7 @@ from meshmend.forecast.scenario import (
     RepairModel,
     Scenario,
     Shape,
+    SlowModel,
     SpareModel,
     WrongModel,
 )
@@ -93,8 +97,16 @@ def _interval(text: str) -> float | str:
 
 def _rate_input(kind: str) -> str:
     """Return the name of the input that says how often a kind of domain fails."""
-    is_wrong = kind == WRONG
-    return "wrong-per-1000-chip-days" if is_wrong else f"failures-per-1000-{kind}-days"
+    names = {WRONG: "wrong-per-1000-chip-days"}
+    names |= {SLOW_CHIP: "slow-per-1000-chip-days", SLOW_LINK: "slow-per-1000-link-days"}
+    return names.get(kind, f"failures-per-1000-{kind}-days")
+
+
+_RATE_WORDS = {
+    WRONG: "how often one chip begins to compute wrong numbers",
+    SLOW_CHIP: "how often one chip gets slow for a while",
+    SLOW_LINK: "how often one link gets slow for a while",
+}
 
 
 _RATE = _number(0.0, 1e6)
@@ -109,9 +121,7 @@ _ALL = (
             _rate_input(kind),
             _RATE,
             "0",
-            "how often one chip begins to compute wrong numbers"
-            if kind == WRONG
-            else f"how often one {kind} fails in 1000 days",
+            _RATE_WORDS.get(kind, f"how often one {kind} fails in 1000 days"),
             "no such failures",
             "failures",
         )
@@ -121,6 +131,12 @@ _ALL = (
           "no figure is public; as --inject \"wrong ...\" has it", "failures"),
     Input("wrong-found", parse_duration, "7d", "mean time until a wrong chip is found without "
           "checks", "no figure is public", "failures"),
+    Input("slow-chip-speed", _number(0.01, 1), "0.33", "the speed of a slow chip, a part of 1",
+          "no figure is public", "failures"),
+    Input("slow-link-speed", _number(0.01, 1), "0.25", "the speed of a slow link, a part of 1",
+          "one cable of four is left", "failures"),
+    Input("slow-lasts", parse_duration, "1d", "mean time for which a chip or link is slow",
+          "no figure is public", "failures"),
     Input(
         "failure-shape", _number(0.2, 10), "1", "Weibull shape of lives; 1: exponential",
         "exponential lives", "failures",
@@ -149,6 +165,9 @@ _ALL = (
     Input("checkpoint-write", parse_duration, "1min", "pause to write a checkpoint", group="job"),
     Input("check-shares", _count(0, 10**9), "0", "one step in so many computes each share twice, "
           "as train --check-shares; 0: none", "wrong chips are not looked for", "job"),
+    Input("slow-known", _one_of("no", "yes"), "no", "whether slow chips get smaller shares and "
+          "slow links plans of their own, as train --shares speed and watch-links do",
+          "a step waits for its slowest chip and link", "job"),
     Input("spares", _count(0, 10**6), "", "spare units", "2 % of the units, at least one",
           "spares"),
     Input("spare-unit", str, "host", "host, board, rack, row, column, or a shape such as 4x4x4",
@@ -175,10 +194,11 @@ OPTIONS = frozenset(
         "fabric",
     }
 )
+_OF_SLOW = ("slow-known", "slow-lasts", "slow-chip-speed", "slow-link-speed")
 # Assumptions that come to nothing unless another input is given.
 _QUIET = {
     "wrap", "board", "rack", "burst-window", "automatic-success", "repair-sigma", "compute",
-    *map(_rate_input, KINDS), "wrong-in", "wrong-found", "check-shares", "tile",
+    *map(_rate_input, KINDS), "wrong-in", "wrong-found", "check-shares", "tile", *_OF_SLOW,
 }  # fmt: skip
 
 
@@ -498,8 +518,15 @@ def question_of(inputs: Inputs) -> ForecastQuestion:
         board,
         rack,
         WrongModel(values["wrong-found"], values["wrong-in"], values["check-shares"]),
+        SlowModel(
+            values["slow-chip-speed"],
+            values["slow-link-speed"],
+            values["slow-lasts"],
+            values["slow-known"] == "yes",
+        ),
     )
-    return ForecastQuestion(scenario, (*assumptions, *_of_wrong(inputs), *_of_the_model(scenario)))
+    more = (*_of_wrong(inputs), *_of_slow(inputs), *_of_the_model(scenario))
+    return ForecastQuestion(scenario, (*assumptions, *more))
 
 
 def _n_spares(given: int | None, n_units: float) -> int:
@@ -522,6 +549,17 @@ def _of_wrong(inputs: Inputs) -> Iterator[str]:
         if name not in inputs.is_given:
             yield f"{name} {INPUTS[name].default}: {INPUTS[name].why}"
     yield "what was trained since a chip went wrong is lost: checkpoints reach back that far"
+
+
+def _of_slow(inputs: Inputs) -> Iterator[str]:
+    """Yield what is assumed about slow chips and links, where there are any."""
+    slow = [kind for kind in SLOW_KINDS if inputs.values[_rate_input(kind)]]
+    for name in _OF_SLOW if slow else ():
+        is_of_other = name in ("slow-chip-speed", "slow-link-speed") and name[:9] not in slow
+        if name not in inputs.is_given and not is_of_other:
+            yield f"{name} {INPUTS[name].default}: {INPUTS[name].why}"
+    if SLOW_LINK in slow:
+        yield "a sum that does not know of a slow link takes as much longer as the link does"
 
 
 def _of_the_model(scenario: Scenario) -> Iterator[str]:

@@ -13,14 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
-from meshmend.forecast.scenario import DAY_S, KINDS, WRONG, YEAR_S, Scenario, Shape
+from meshmend.forecast.scenario import (
+    DAY_S,
+    KINDS,
+    SLOW_KINDS,
+    SLOW_LINK,
+    WRONG,
+    YEAR_S,
+    Scenario,
+    Shape,
+)
 from meshmend.topology.failures import Block, Chip, Failure, Link
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _WARM_UP_REPAIRS = 20.0  # mean repair times; three times as many where repairs queue
-_WARM_UP_SILENCES = 5.0  # mean times until a wrong chip is found
+_WARM_UP_SILENCES = 5.0  # mean times until a wrong chip is found, or something is slow no more
 _LEAST_WARM_UP_S, _MOST_WARM_UP_S = 2 * DAY_S, 100 * YEAR_S  # 64 bits hold 292 years in ns
 _MOST_FAILURES = 2_000_000  # of one year: half a gigabyte, and seconds for each answer
 
@@ -67,17 +76,21 @@ class Machine:
 
     @property
     def failures_per_s(self) -> float:
-        """How often anything of the mesh fails, while all of it is up."""
+        """How often anything of the mesh fails, while all of it is up; what is slow has not."""
         failures = self.scenario.failures
-        rates = [1.0 / failures.mean_up_s(d.kind) / (1.0 - failures.burst) for d in self.domains]
-        return math.fsum(rates)
+        kinds = [domain.kind for domain in self.domains if domain.kind not in SLOW_KINDS]
+        return math.fsum(1.0 / failures.mean_up_s(k) / (1.0 - failures.burst) for k in kinds)
 
     def n_failures(self, time_s: float, *, with_spares: bool) -> float:
         """Return about how many failures to expect in a time; what is down does not fail."""
         repair_s, rates = self.scenario.repair.mean_s, self.scenario.failures.per_1000_days
+        ends_s = dict.fromkeys(KINDS, repair_s)
+        ends_s |= dict.fromkeys(SLOW_KINDS, self.scenario.slow.lasts_s)
         kinds = self.kind_of if with_spares else self.kind_of[: len(self.domains)]
         counts = zip(_failing(self.scenario), np.bincount(kinds), strict=False)
-        return math.fsum(n * time_s / (1000 * DAY_S / rates[kind] + repair_s) for kind, n in counts)
+        return math.fsum(
+            n * time_s / (1000 * DAY_S / rates[kind] + ends_s[kind]) for kind, n in counts
+        )
 
 
 def warm_up_s(scenario: Scenario) -> float:
@@ -85,7 +98,8 @@ def warm_up_s(scenario: Scenario) -> float:
     repair, failures = scenario.repair, scenario.failures.per_1000_days
     repairs_s = _WARM_UP_REPAIRS * repair.mean_s * (3.0 if repair.crews else 1.0)
     silent_s = _WARM_UP_SILENCES * scenario.wrong.found_s if failures.get(WRONG) else 0.0
-    return min(max(_LEAST_WARM_UP_S, repairs_s, silent_s), _MOST_WARM_UP_S)
+    slow_s = _WARM_UP_SILENCES * scenario.slow.lasts_s if scenario.has_slow_parts else 0.0
+    return min(max(_LEAST_WARM_UP_S, repairs_s, silent_s, slow_s), _MOST_WARM_UP_S)
 
 
 def check_failures(machine: Machine, *, year_s: float = YEAR_S) -> None:
@@ -140,7 +154,7 @@ def _lives(scenario: Scenario, by_kind: Mapping[str, Sequence[Domain]]) -> Itera
 
 
 def _domains(scenario: Scenario, kind: str) -> Iterator[Domain]:
-    if kind == "link":
+    if kind in ("link", SLOW_LINK):
         yield from (Domain(kind, link) for link in _links(scenario))
     else:
         blocks = _tiles(scenario.mesh.shape, scenario.shape_of(kind))

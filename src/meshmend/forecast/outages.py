@@ -8,7 +8,8 @@ waits for one of the repair crews and is repaired by hand. A failure may pull a 
 kind down soon after it, that one a third, and so on: a burst.
 
 A chip that computes wrong numbers has one transition more: nobody sees it go wrong, and only when
-it is found, some time later, does it go down to be repaired.
+it is found, some time later, does it go down to be repaired. What is slow is so for a while, and
+never goes down.
 
 Random numbers are a function of a key and a counter, without state: the n-th draw of a domain is
 the same whatever other domains draw, and in every answer and every scenario of a sweep. So two
@@ -114,11 +115,13 @@ TOO_MANY = -1  # the transitions do not fit into the arrays
 AUTO_NS, AUTO_SUCCESS, MANUAL_NS, SPREAD, SIGMA, CREWS, BURST, BURST_NS = range(8)
 # Of wrong chips: the number of their kind or -1, how long they are silent, in the mean, at least.
 WRONG_KIND, SILENT_NS, LEAST_SILENT_NS = range(8, 11)
+# The number of the first kind that only gets slow, and for how long that lasts.
+FIRST_SLOW_KIND, SLOW_NS = range(11, 13)
 # Then for each kind of domain: scale and shape of its lives, its first domain, one past its last.
-SCALE_NS, SHAPE, FIRST_DOMAIN, LAST_DOMAIN = range(11, 15)
+SCALE_NS, SHAPE, FIRST_DOMAIN, LAST_DOMAIN = range(13, 17)
 PER_KIND = 4
 
-DOWN, UP, WRONG = 0, 1, 2  # what a transition says of its domain
+DOWN, UP, WRONG, SLOW, FAST = range(5)  # what a transition says of its domain
 
 # Single numbers of the array of whole numbers, and where its parts begin.
 _HEAP_SIZE, _N_OUT, _BUSY, _QUEUE_FIRST, _QUEUE_LAST, _N_DOMAINS, _MOST_OUT = range(7)
@@ -129,12 +132,12 @@ _DOWN = np.int64(2**62)  # as the next failure of a domain that is down or wrong
 _NEVER = np.int64(2**62 - 1)
 _LONGEST_NS = 4e18
 
-_FAIL, _TO_MANUAL, _UP, _UP_BY_HAND, _FOUND = range(5)  # what happens to a domain next
+_FAIL, _TO_MANUAL, _UP, _UP_BY_HAND, _FOUND, _FAST = range(6)  # what happens to a domain next
 
 # Counters of the draws: 64 for the first life, then these for each repair and the life after it.
 _FIRST_LIFE, _PER_LIFE = 64, 9
 _BY_HAND, _AUTOMATIC, _SUCCESS, _HAS_BURST, _VICTIM, _BURST_WAIT, _LIFE = 0, 2, 4, 5, 6, 7, 8
-_SILENCE = 2**40  # and from here on one for each time that it was wrong
+_SILENCE = 2**40  # and from here on one for each time that it was wrong, or slow
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +204,8 @@ def fill_outages(own: Ints, fig: Floats, seed: int, year: int, horizon_ns: int) 
             if now == own[own[_NEXT_FAIL] + domain]:  # else a burst took it down before its time
                 if own[own[_KIND_OF] + domain] == fig[WRONG_KIND]:
                     _go_wrong(own, fig, domain, now, key)
+                elif own[own[_KIND_OF] + domain] >= fig[FIRST_SLOW_KIND]:
+                    _slow_down(own, fig, domain, now, key)
                 else:
                     _fail(own, fig, domain, now, key, horizon_ns)
                     if fig[AUTO_NS] <= 0.0:
@@ -212,7 +217,7 @@ def fill_outages(own: Ints, fig: Floats, seed: int, year: int, horizon_ns: int) 
         elif what == _TO_MANUAL:
             _ask_for_hand(own, fig, domain, now, seed, year)
         else:
-            _come_up(own, fig, domain, now, key, horizon_ns)
+            _come_up(own, fig, domain, now, key, horizon_ns, FAST if what == _FAST else UP)
             if what == _UP_BY_HAND:
                 _free_crew(own, fig, now, seed, year)
     return own[_N_OUT]
@@ -226,6 +231,15 @@ def _go_wrong(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64) -> 
     silence = weibull(key, _SILENCE + own[own[_LIVES] + domain], fig[SILENT_NS], 1.0)
     silence = max(silence, fig[LEAST_SILENT_NS])
     _push(own, now + np.int64(min(silence, _LONGEST_NS)), domain, _FOUND)
+
+
+@inner_kernel
+def _slow_down(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64) -> None:
+    """Let a domain be slow from now on, and draw for how long."""
+    own[own[_NEXT_FAIL] + domain] = _DOWN
+    _emit(own, now, domain, SLOW)
+    lasts = weibull(key, _SILENCE + own[own[_LIVES] + domain], fig[SLOW_NS], 1.0)
+    _push(own, now + np.int64(min(lasts, _LONGEST_NS)), domain, _FAST)
 
 
 @inner_kernel
@@ -279,10 +293,10 @@ def _free_crew(own: Ints, fig: Floats, now: int, seed: int, year: int) -> None:
 
 @inner_kernel
 def _come_up(
-    own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int
+    own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int, what: int
 ) -> None:
-    """Bring a domain up, and draw its next life."""
-    _emit(own, now, domain, UP)
+    """Bring a domain up, or to its full speed, and draw its next life."""
+    _emit(own, now, domain, what)
     at = _FIRST_LIFE + _PER_LIFE * own[own[_LIVES] + domain]
     own[own[_LIVES] + domain] += 1
     kind = own[own[_KIND_OF] + domain]

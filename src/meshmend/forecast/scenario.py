@@ -17,7 +17,8 @@ from meshmend.topology.mesh import Mesh
 DAY_S = 86400.0
 YEAR_S = 365.25 * DAY_S
 WRONG = "wrong"  # a chip that computes wrong numbers, which nobody sees until it is found
-KINDS = ("chip", "link", "board", "host", "rack", WRONG)
+SLOW_CHIP, SLOW_LINK = SLOW_KINDS = ("slow-chip", "slow-link")  # they slow a job down for a while
+KINDS = ("chip", "link", "board", "host", "rack", WRONG, *SLOW_KINDS)
 SPREADS = ("fixed", "exponential", "lognormal")  # in the order of the constants in `outages`
 YOUNG, DALY = "young", "daly"
 TRUSTED_CHECKS = 5  # as `train.core.share_checks` has it
@@ -59,7 +60,8 @@ class FailureModel:
     def mean_up_s(self, kind: str) -> float:
         """Return the mean time that a domain of this kind is up; infinite if it never fails."""
         rate = self.per_1000_days.get(kind, 0.0)
-        return 1000.0 * DAY_S / rate / (1.0 - self.burst) if rate else math.inf
+        of_bursts = 0.0 if kind in SLOW_KINDS else self.burst
+        return 1000.0 * DAY_S / rate / (1.0 - of_bursts) if rate else math.inf
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,26 @@ class WrongModel:
 
 
 @dataclass(frozen=True)
+class SlowModel:
+    """How slow chips and links get, for how long in the mean, and whether a job knows it.
+
+    One that does not waits for the slowest in each step: a slow chip computes as much as the
+    others, and a slow link carries as much. If it is `known`, a slow chip gets a smaller share, and
+    the sum has a plan for the slow link.
+    """
+
+    chip_speed: float = 0.33
+    link_speed: float = 0.25
+    lasts_s: float = DAY_S
+    is_known: bool = False
+
+    def __post_init__(self) -> None:
+        for name, speed in (("chip", self.chip_speed), ("link", self.link_speed)):
+            _check(speed, "a part of 1, at least 0.01", f"a slow {name}'s speed", low=0.01, high=1)
+        _check(self.lasts_s, "a positive time", "how long something is slow", low=1e-6)
+
+
+@dataclass(frozen=True)
 class SpareModel:
     """Spare units: how many, of which shape, and how long one takes to be switched in."""
 
@@ -200,6 +222,7 @@ class Scenario:
     board: Shape = ()
     rack: Shape = ()
     wrong: WrongModel = field(default_factory=WrongModel)
+    slow: SlowModel = field(default_factory=SlowModel)
 
     def __post_init__(self) -> None:
         n_axes = len(self.mesh.shape)
@@ -221,6 +244,13 @@ class Scenario:
         self._check_tiles("spare unit", self.spares.unit)
         if self.job.tile:
             self._check_tiles("tile", self.job.tile)
+            if self.slow.is_known:
+                raise InputError("slow-known needs a job without tiles, whose shares are equal")
+
+    @property
+    def has_slow_parts(self) -> bool:
+        """Whether chips or links get slow."""
+        return any(self.failures.per_1000_days.get(kind) for kind in SLOW_KINDS)
 
     def _check_tiles(self, name: str, shape: Shape) -> None:
         extents = self.mesh.shape
@@ -236,6 +266,6 @@ class Scenario:
 
     def shape_of(self, kind: str) -> Shape:
         """Return the shape of a kind of domain; a link has none."""
-        if kind in ("chip", WRONG):
+        if kind in ("chip", WRONG, SLOW_CHIP):
             return (1,) * len(self.mesh.shape)
         return {"host": self.host, "board": self.board, "rack": self.rack}[kind]

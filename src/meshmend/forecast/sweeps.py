@@ -154,6 +154,22 @@ class Sweeper:
             progress("checking more seldom", (at + 1) / (len(CHECK_INTERVALS) + 1))
         return Curve((*map(float, CHECK_INTERVALS), math.inf), self._goodputs(found))
 
+    def slow_curve(self, progress: ProgressCallback = no_progress) -> Curve | None:
+        """Return goodput if slow chips and links are not known (0), and if they are (1).
+
+        None if none gets slow, and for tiles, whose shares are equal.
+        """
+        scenario = self.base.scenario
+        if not scenario.has_slow_parts or scenario.job.tile:
+            return None
+        found = []
+        for is_known in (False, True):
+            asked = replace(scenario, slow=replace(scenario.slow, is_known=is_known))
+            prices, n_years = self.base.prices, self.base.n_periods
+            found.append(forecast(asked, prices, self._answers, n_years=n_years, seed=self.seed))
+            progress("simulating slow parts", (1 + is_known) / 2)
+        return Curve((0.0, 1.0), self._goodputs(found))
+
     def winner_map(self, progress: ProgressCallback = no_progress) -> list[list[str]]:
         """Return the best answer for each failure rate (row) and repair time, by MAP_FACTORS."""
         rows = []
@@ -215,6 +231,14 @@ def break_evens(
         low, high = bend(curve.values[at]), bend(curve.values[at + 1])
         found.append(BreakEven(back(low + share * (high - low)), below, above))
     return found
+
+
+def slow_lines(slow: Curve) -> list[str]:
+    """Return what it is worth to know of slow chips and links, a sentence for each answer."""
+    return [
+        f"slow chips and links known: {known:.2%} with {name}, up {known - unknown:.2%} from not"
+        for name, (unknown, known) in slow.goodputs.items()
+    ]
 
 
 def check_lines(checks: Curve) -> list[str]:

@@ -6,9 +6,9 @@ Where replicas are tiles, only chips in whole tiles train.
 
 Time is whole nanoseconds, each under exactly one cause. A running job trains for an interval, then
 writes a checkpoint, and so on. Of the time that it trains, missing chips and a slower sum take
-their shares, and checks of shares theirs. What was trained after the last finished checkpoint is
-unsaved; a job that falls back to that checkpoint loses it. Once a chip is found that computed wrong
-numbers, any job goes back to the last checkpoint from before it did so.
+their shares, checks of shares theirs, and slow chips and links theirs. What was trained after the
+last finished checkpoint is unsaved; a job that falls back to that checkpoint loses it. Once a chip
+is found that computed wrong numbers, any job goes back to the last checkpoint from before that.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from meshmend.forecast.intact_box import (
     reaches_into,
 )
 from meshmend.forecast.machine import Floats, Ints
-from meshmend.forecast.outages import UP, WRONG
+from meshmend.forecast.outages import FAST, SLOW, UP, WRONG
 from meshmend.forecast.tile_count import most_tiles
 from meshmend.forecast.walk_arrays import (
     AT_BORDER,
@@ -29,10 +29,12 @@ from meshmend.forecast.walk_arrays import (
     BOX,
     BOX_NS,
     CHAINS,
+    CHECK_RATE,
     CHECK_SHARE,
     CHECKPOINTS,
     CHECKS,
     CHIP_RATE,
+    CHIP_SPEED,
     CHIPS,
     COMPUTE_NS,
     CONFIG,
@@ -60,9 +62,11 @@ from meshmend.forecast.walk_arrays import (
     IDLE,
     IN_BOX,
     INTERVAL_NS,
+    IS_LINK,
     IS_RIGHT,
     KEEPS_BATCH,
     LINK_OF,
+    LINK_SPEED,
     LOG,
     LOST_WORK,
     MISSING_CHIPS,
@@ -78,6 +82,7 @@ from meshmend.forecast.walk_arrays import (
     N_LOG,
     N_MESH_DOMAINS,
     N_SLOTS,
+    N_SLOW,
     N_TOUCHING,
     N_UNITS,
     NEIGHBORS,
@@ -98,9 +103,13 @@ from meshmend.forecast.walk_arrays import (
     RUN,
     SHAPE,
     SLOT_UNIT,
+    SLOW_DOMAINS,
     SLOW_DOWN,
+    SLOW_LINK_NS,
+    SLOW_PARTS,
     START,
     STOPPED,
+    SUM_NS,
     SUM_RATE,
     SUPPORT,
     SUPPORTED,
@@ -150,11 +159,13 @@ def _train(own: Ints, fig: Floats, passed: int) -> None:
     # A rate may be above 1 by the last bit of its division.
     with_chips = min(training, np.int64(np.rint(training * fig[CHIP_RATE])))
     with_sum = min(with_chips, np.int64(np.rint(training * fig[SUM_RATE])))
-    useful = min(with_sum, np.int64(np.rint(training * fig[RATE])))
+    with_checks = min(with_sum, np.int64(np.rint(training * fig[CHECK_RATE])))
+    useful = min(with_checks, np.int64(np.rint(training * fig[RATE])))
     own[CHECKPOINTS] += passed - training
     own[MISSING_CHIPS] += training - with_chips
     own[SLOW_DOWN] += with_chips - with_sum
-    own[CHECKS] += with_sum - useful
+    own[CHECKS] += with_sum - with_checks
+    own[SLOW_PARTS] += with_checks - useful
     own[USEFUL] += useful
     own[CYCLE_NS] = since
     if n_saved:
@@ -495,6 +506,10 @@ def _take(own: Ints, fig: Floats, domain: int, what: int) -> None:
     if what == WRONG:
         own[at] = own[USEFUL] - own[UNSAVED_NS]
         return
+    if what in (SLOW, FAST):
+        _note_speed(own, domain, what == SLOW)
+        _set_rates(own, fig)
+        return
     saved, own[at], up = own[at], IS_RIGHT, what == UP
     if own[USES_SPARES]:
         units = own[UNIT_FIRST] + domain
@@ -506,6 +521,40 @@ def _take(own: Ints, fig: Floats, domain: int, what: int) -> None:
             _note_repair(own, fig)
         else:
             _note_hole(own, fig, domain, add_hole(own, domain), saved)
+
+
+@inner_kernel
+def _note_speed(own: Ints, domain: int, is_slow: bool) -> None:
+    """Add a domain to those that are slow, or take it out."""
+    first = own[SLOW_DOMAINS]
+    if is_slow:
+        own[first + own[N_SLOW]] = domain
+        own[N_SLOW] += 1
+        return
+    own[N_SLOW] -= 1
+    at = first
+    while own[at] != domain:
+        at += 1
+    own[at] = own[first + own[N_SLOW]]
+
+
+@inner_kernel
+def _is_used(own: Ints, domain: int) -> bool:
+    """Whether the job uses a chip or link that lives and is slow."""
+    if own[USES_SPARES]:
+        unit = own[own[DOMAIN_UNITS] + own[own[UNIT_FIRST] + domain]]
+        return own[own[UNIT_SLOT] + unit] >= 0
+    if domain >= own[N_MESH_DOMAINS] or not is_hit(own, domain, True):
+        return False
+    if own[CONFIG] != ON_MESH:
+        return True
+    if own[own[IS_LINK] + domain] == 0:
+        return own[own[DEAD] + own[own[HOLE_CHIPS] + own[own[HOLE_FIRST] + domain]]] == 0
+    link = own[own[LINK_OF] + domain]
+    chip = link // 3
+    other = own[own[NEIGHBORS] + 6 * chip + 2 * (link % 3) + 1]
+    n_dead = own[own[DEAD] + chip] + own[own[DEAD] + other]
+    return own[own[DOWN_LINKS] + link] == 0 and n_dead == 0
 
 
 @inner_kernel
@@ -669,8 +718,7 @@ def _choose_place(own: Ints, fig: Floats) -> None:
 @inner_kernel
 def _set_place(own: Ints, fig: Floats, config: int, chips: int) -> None:
     own[CONFIG], own[CHIPS] = config, chips
-    compute, full = fig[COMPUTE_NS], fig[FULL_NS]
-    sum_ns = full
+    full = sum_ns = fig[FULL_NS]
     if config == ON_MESH:
         extra = 0
         for i in range(own[N_HOLES]):
@@ -682,15 +730,39 @@ def _set_place(own: Ints, fig: Floats, config: int, chips: int) -> None:
             if own[BOX + 3 + axis] == own[SHAPE + axis]:
                 spanned |= 1 << axis
         sum_ns = fig[BOX_NS + spanned]
-    checked = 1.0 + fig[CHECK_SHARE]
+    fig[SUM_NS] = sum_ns
+    _set_rates(own, fig)
+
+
+@inner_kernel
+def _set_rates(own: Ints, fig: Floats) -> None:
+    """Set how fast the job trains where it is, with what is slow there."""
+    chips, compute, full, sum_ns = own[CHIPS], fig[COMPUTE_NS], fig[FULL_NS], fig[SUM_NS]
     if chips == 0:
-        fig[CHIP_RATE], fig[SUM_RATE], fig[RATE] = 0.0, 0.0, 0.0
-    elif own[KEEPS_BATCH]:
-        longer = compute * own[N_CHIPS] / chips
-        fig[CHIP_RATE] = (compute + full) / (longer + full)
-        fig[SUM_RATE] = (compute + full) / (longer + sum_ns)
-        fig[RATE] = (compute + full) / (longer * checked + sum_ns)
-    else:
-        fig[CHIP_RATE] = chips / own[N_CHIPS]
-        fig[SUM_RATE] = fig[CHIP_RATE] * (compute + full) / (compute + sum_ns)
-        fig[RATE] = fig[CHIP_RATE] * (compute + full) / (compute * checked + sum_ns)
+        fig[CHIP_RATE], fig[SUM_RATE], fig[CHECK_RATE], fig[RATE] = 0.0, 0.0, 0.0, 0.0
+        return
+    checked, step = 1.0 + fig[CHECK_SHARE], compute + full
+    longer, part = compute, chips / own[N_CHIPS]  # of a batch that shrinks with the chips
+    if own[KEEPS_BATCH]:
+        longer, part = compute * own[N_CHIPS] / chips, 1.0
+    fig[CHIP_RATE] = part * step / (longer + full)
+    fig[SUM_RATE] = part * step / (longer + sum_ns)
+    fig[CHECK_RATE] = part * step / (longer * checked + sum_ns)
+    fig[RATE] = fig[CHECK_RATE]
+    n_chips, n_links = 0, 0
+    for i in range(own[N_SLOW]):
+        domain = own[own[SLOW_DOMAINS] + i]
+        if _is_used(own, domain):
+            n_links += own[own[IS_LINK] + domain]
+            n_chips += 1 - own[own[IS_LINK] + domain]
+    if n_chips > 0:
+        is_known = fig[SLOW_LINK_NS] >= 0.0
+        all_slow = longer / fig[CHIP_SPEED]
+        missing = min(n_chips, chips) * (1.0 - fig[CHIP_SPEED])
+        longer = longer * chips / (chips - missing) if is_known else all_slow
+    if n_links > 0:
+        unknown = sum_ns / fig[LINK_SPEED]
+        known = min(unknown, sum_ns + n_links * fig[SLOW_LINK_NS])
+        sum_ns = known if fig[SLOW_LINK_NS] >= 0.0 else unknown
+    if n_chips + n_links > 0:
+        fig[RATE] = part * step / (longer * checked + sum_ns)

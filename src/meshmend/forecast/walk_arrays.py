@@ -19,16 +19,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.forecast.machine import Ints, Machine
+from meshmend.forecast.scenario import SLOW_LINK
 from meshmend.topology.failures import Link
 
 if TYPE_CHECKING:
     from meshmend.forecast.hole_prices import StepPrices
 
 # Where the time of a year goes.
-USEFUL, DETECTION, RESTART, LOST_WORK, SLOW_DOWN, MISSING_CHIPS, WAITING, CHECKPOINTS, CHECKS = (
-    range(9)
-)
-N_CAUSES = 9
+(
+    USEFUL,
+    DETECTION,
+    RESTART,
+    LOST_WORK,
+    SLOW_DOWN,
+    MISSING_CHIPS,
+    WAITING,
+    CHECKPOINTS,
+    CHECKS,
+    SLOW_PARTS,
+) = range(10)
+N_CAUSES = 10
 
 # What the job is doing.
 (
@@ -49,7 +59,8 @@ N_CAUSES = 9
     CAME_BACK,
     NONE_OF,
     BITS_USED,
-) = range(9, 26)
+    N_SLOW,
+) = range(10, 28)
 
 # What an answer does, and the times of the job in ns.
 (
@@ -65,22 +76,22 @@ N_CAUSES = 9
     BETWEEN_FAILURES_NS,
     KEEPS_BATCH,
     SUPPORT,
-) = range(26, 38)
+) = range(28, 40)
 FIRST_RULE, N_RULES = ON_HOLES, 12
 
 # The extents of the mesh on three axes, which of them wrap, the box in which the job runs and the
 # one that was found last: three starts, three lengths.
-SHAPE, WRAP, BOX, FOUND = 38, 41, 44, 50
-N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = range(56, 63)
-N_DOMAINS = 63
-TILE, N_COLOURS = 64, 67  # the extents of a tile, and how many chips it has; 1 without tiles
+SHAPE, WRAP, BOX, FOUND = 40, 43, 46, 52
+N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = range(58, 65)
+N_DOMAINS = 65
+TILE, N_COLOURS = 66, 69  # the extents of a tile, and how many chips it has; 1 without tiles
 
 # Where the parts begin. Of each hole: its box as `intact_box` wants it, where its chips begin among
 # all, what it adds to a sum, flags, the number of its link or -1, where it stands among those there
-# are now or -1, its bit in `box_cuts` or 0. Of each domain: where its units begin, and the useful
-# time that was saved when its chip went wrong, or `IS_RIGHT`. Of each chip:
-# how many holes cover it, and scratch. Of each unit: how many of its domains are down, its slot or
-# -1, and a bit if it is idle.
+# are now or -1, its bit in `box_cuts` or 0. Of each domain: where its units begin, the useful
+# time that was saved when its chip went wrong, or `IS_RIGHT`, and whether it is a link. The domains
+# that are slow now. Of each chip: how many holes cover it, and scratch. Of each unit: how many of
+# its domains are down, its slot or -1, and a bit if it is idle.
 (
     HOLE_BOXES,
     HOLE_FIRST,
@@ -111,17 +122,22 @@ TILE, N_COLOURS = 64, 67  # the extents of a tile, and how many chips it has; 1 
     LINE,
     WRONG_SINCE,
     BANDS,
-) = range(68, 97)
-PARTS_BEGIN = 97
+    IS_LINK,
+    SLOW_DOMAINS,
+) = range(70, 101)
+PARTS_BEGIN = 101
 MOST_CUT = 50  # holes up to which the largest box is found by cutting; less than the bits of a word
 N_CUT_HOLES = 6 * 68  # numbers of their places, and of one box
 N_CUT_PARTS = 4 * (6 * MOST_CUT + 7)  # numbers on its stack
 
-# Places in the second array: the rates with missing chips alone, with the slower sum as well, and
-# with the checks of shares too; what these add to compute; compute, the sum on the full mesh, the
-# sum in a box for each set of axes that it spans; and then the log: time, phase and rate of each
-# change.
-CHIP_RATE, SUM_RATE, RATE, CHECK_SHARE, COMPUTE_NS, FULL_NS, BOX_NS, LOG = 0, 1, 2, 3, 4, 5, 6, 14
+# Places in the second array: the rates with missing chips alone, with the slower sum as well, with
+# the checks of shares too, and with slow chips and links; what checks add to compute; the speeds of
+# slow chips and links, and what one such link adds to a sum that is planned for it, or -1 if none
+# is; the sum in the place where the job runs; compute, the sum on the full mesh, the sum in a box
+# for each set of axes that it spans; and then the log: time, phase and rate of each change.
+CHIP_RATE, SUM_RATE, CHECK_RATE, RATE, CHECK_SHARE = range(5)
+CHIP_SPEED, LINK_SPEED, SLOW_LINK_NS, SUM_NS = range(5, 9)
+COMPUTE_NS, FULL_NS, BOX_NS, LOG = 9, 10, 11, 19
 
 IS_RIGHT = 2**62
 
@@ -187,6 +203,8 @@ def walk_array(machine: Machine, prices: "StepPrices", n_log: int) -> Ints:
         SLOT_UNIT: np.zeros(n_slots, dtype=np.int64),
         WRONG_SINCE: np.zeros(len(machine.kind_of), dtype=np.int64),
         BANDS: np.zeros(2 * (max(shape) + 1), dtype=np.int64),
+        IS_LINK: (machine.kind_of == machine.number_of(SLOW_LINK)).astype(np.int64),
+        SLOW_DOMAINS: np.zeros(len(machine.kind_of), dtype=np.int64),
     }
     parts |= {part: np.zeros(n_holes, dtype=np.int64) for part in (HOLE_AT, HOLES, BIT_OF)}
     parts |= {part: np.zeros(n_chips, dtype=np.int64) for part in (DEAD, PART, QUEUE)}
