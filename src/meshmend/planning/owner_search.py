@@ -18,7 +18,6 @@ from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import owner_tree_schedule
 from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
-from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.rings import hamiltonian_ring
 from meshmend.trees.rooted_trees import SLACK_HOPS, chunk_counts
@@ -27,10 +26,11 @@ from meshmend.trees.tree_packing import TreePacking
 # Messages that a search simulates before it answers. 32x32 with a hole at 100 MB has six million:
 # there the formula's pipeline is taken as it is.
 _MAX_MESSAGES: Final = 3_000_000
-# In a sharded update longer ways load the links more evenly: the formula says what pays. Trees of
-# more chips than this take a second to make.
+# Longer ways load the links more evenly: the formula says what pays. Trees of more chips than this
+# take a second to make.
 _FEW_CHIPS: Final = 256
 _SLACKS: Final = (0, 2, 4, 8, 16)
+_SLACKS_OF_A_HALF: Final = (0, SLACK_HOPS)
 # Links are busy for longer than the longest chain alone would need, so more slices pay than a chain
 # of 2 diameters suggests. Found by trying.
 _CHAINS_FOR_SLICES: Final = 1.5
@@ -161,7 +161,9 @@ def _likely_fastest(
         return formula.time_s(slices or formula.best_slices())
 
     *fewer, most = chunk_counts(mesh.n_live)
-    slacks = _SLACKS if collective not in _HALVES and mesh.n_live <= _FEW_CHIPS else (SLACK_HOPS,)
+    slacks: tuple[int, ...] = _SLACKS_OF_A_HALF if collective in _HALVES else _SLACKS
+    if mesh.n_live > _FEW_CHIPS:
+        slacks = (SLACK_HOPS,)
     best = min(
         (
             owner_trees_of(mesh, _shape(mesh, collective, most, slack), collective)
@@ -206,8 +208,7 @@ def owner_formula(trees: OwnerTrees, fabric: Fabric, payload_bytes: float) -> Ow
     load: float = packing.most_trees_up if is_half else packing.max_load * trees.n_chunks
     if trees.mesh.has_slow:
         load = packing.slowest_load(trees.mesh, up_alone=is_half) * trees.n_chunks
-    depth = float(packing.depths.mean())
-    n_hops = mesh_figures(trees.mesh).diameter if is_half else 2 * depth
+    n_hops = float(packing.depths.max() if is_half else 2 * packing.depths.mean())
     return OwnerFormula(trees.n_chunks, n_hops, load, fabric, payload_bytes)
 
 
