@@ -236,6 +236,7 @@ def _start_event(workload: Trainable, config: JobConfig) -> RunStarted:
         seed=what.seed,
         policy=what.batch_policy,
         parameters=workload.n_parameters,
+        tile=what.tile or "",
     )
 
 

@@ -44,7 +44,7 @@ class CoordinatorState(StrEnum):
 
 
 class RunStarted(_Kind, frozen=True, tag="start"):
-    """A run begins: `mesh`, `wrap` and `fail` are written as the options of that name are."""
+    """A run begins: `mesh`, `wrap`, `fail` and `tile` are written as the options of that name."""
 
     mesh: str
     steps: Count
@@ -58,6 +58,7 @@ class RunStarted(_Kind, frozen=True, tag="start"):
     seed: int = 0
     policy: str = ""
     parameters: Count = 0
+    tile: str = ""
     version: Annotated[int, Meta(ge=VERSION, le=VERSION)] = VERSION
 
 

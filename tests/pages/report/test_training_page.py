@@ -194,6 +194,19 @@ def test_lanes_are_the_parts_that_fail_together(
     assert not own or own[0].name == name
 
 
+@pytest.mark.parametrize(
+    ("shape", "tile", "n_lanes"), [((4, 4), "1x2", 8), ((4, 4, 2), "2x2x1", 8), ((8, 8), "1x1", 16)]
+)
+def test_in_a_job_with_tiles_lanes_are_tiles(
+    shape: tuple[int, ...], tile: str, n_lanes: int
+) -> None:
+    own = lanes(Mesh(shape), tile)
+
+    assert len(own) == n_lanes
+    assert own[0].name.startswith("tile 0,0") or n_lanes == 16  # boards, where tiles are too many
+    assert sorted(chip for lane in own for chip in lane.chips) == all_chips(shape)
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(4, 40))
 def test_decimation_keeps_ends_and_extremes(values: list[float], n_most: int) -> None:
     y = np.array(values)

@@ -67,6 +67,7 @@ from meshmend.pages.report.training_run import (
 )
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_tile
 from meshmend.units import counted
 
 _MAX_PICTURES = 16
@@ -383,10 +384,10 @@ def loss_svg(run: TrainingRun) -> str:
 
 
 def timeline_svg(run: TrainingRun) -> str:
-    """Return a chart over time: a lane per board, chips at work, samples per second."""
+    """Return a chart over time: a lane per board or tile, chips at work, samples per second."""
     across = Span(0, run.duration_s or 1.0)
     marks, top = [], _FLAG_ROOM
-    shown = lanes(run.mesh)
+    shown = lanes(run.mesh, run.start.tile)
     lane_height = 22.0 if len(shown) <= 8 else 12.0
     for index, lane in enumerate(shown):
         marks += lane_marks(run, lane, across, (top + index * lane_height, lane_height))
@@ -477,17 +478,22 @@ def _flags(run: TrainingRun, across: Span, *, by_step: bool) -> list[Flag]:
 
 @dataclass(frozen=True)
 class Lane:
-    """A part of the mesh that the timeline shows in one row: a board, a host or a chip."""
+    """A part of the mesh that the timeline shows in one row: a tile, a board, a host or a chip."""
 
     name: str
     chips: frozenset[Chip]
 
 
-def lanes(mesh: Mesh) -> tuple[Lane, ...]:
-    """Return one lane per board, else per host, else per chip; none if there are too many."""
-    for shape, name in (((2, 2), "board"), ((4, 2), "host")):
-        n_parts = mesh.n_chips // (shape[0] * shape[1])
-        if len(mesh.shape) == 2 and n_parts <= MAX_LANES and n_parts > 0:
+def lanes(mesh: Mesh, tile: str = "") -> tuple[Lane, ...]:
+    """Return one lane per board, else per host, else per chip; none if there are too many.
+
+    In a job with tiles it is one per tile, as they lie in the full mesh. Those that are laid
+    otherwise around a hole have chips in several lanes, which are partly at work.
+    """
+    own = parse_tile(tile) if tile else ()
+    for shape, name in ((own, "tile"), ((2, 2), "board"), ((4, 2), "host")):
+        is_lane = 0 < mesh.n_chips // math.prod(shape) <= MAX_LANES
+        if is_lane and len(mesh.shape) == len(shape):
             return _parts(mesh, shape, name)
     everywhere = list(itertools.product(*map(range, mesh.shape)))
     if len(everywhere) > MAX_LANES:
@@ -502,13 +508,15 @@ def periods(run: TrainingRun) -> Iterator[tuple[RunGeneration, float, float]]:
         yield generation, generation.at_s, later[0].at_s if later else run.duration_s
 
 
-def _parts(mesh: Mesh, shape: tuple[int, int], name: str) -> tuple[Lane, ...]:
+def _parts(mesh: Mesh, shape: tuple[int, ...], name: str) -> tuple[Lane, ...]:
     corners = itertools.product(*(range(0, n, s) for n, s in zip(mesh.shape, shape, strict=True)))
     result = []
-    for row, col in corners:
-        rows = range(row, min(row + shape[0], mesh.shape[0]))
-        cols = range(col, min(col + shape[1], mesh.shape[1]))
-        result.append(Lane(f"{name} {row},{col}", frozenset(itertools.product(rows, cols))))
+    for corner in corners:
+        lines = [
+            range(at, min(at + part, extent))
+            for at, part, extent in zip(corner, shape, mesh.shape, strict=True)
+        ]
+        result.append(Lane(f"{name} {_place(corner)}", frozenset(itertools.product(*lines))))
     return tuple(result)
 
 
