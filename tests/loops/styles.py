@@ -666,6 +666,7 @@ STYLES: Final[Sequence[Style]] = (
         schedule_after,
         job_schedule_after,
         fronts=_ALL,
+        refused={"job": "must not step its"},
     ),
     style(
         "scheduler that nobody told of",

@@ -738,3 +738,16 @@ def test_a_new_worker_that_finds_no_coordinator_gives_up() -> None:
     ):
         client.await_news(lambda news: False)
     client.close()
+
+
+def test_a_caller_whom_a_coordinator_admits_while_it_ends_is_hung_up_on() -> None:
+    listener = listening("127.0.0.1", 0)
+    server = CoordinatorServer(listener, SECRET, JobSpec("ours", MESH, (2, 2)))
+    deadline = Deadline(time.monotonic() + HANG_S)
+    caller = dial(listener.getsockname(), SECRET, ConnectRequest(0, COORDINATOR), deadline)
+
+    server.close()  # it has never served
+
+    with caller:
+        caller.settimeout(HANG_S)
+        assert caller.recv(1) == b""

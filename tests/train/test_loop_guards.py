@@ -1,6 +1,8 @@
 """Loops that a job cannot train right are refused at their first step, in one line."""
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +278,84 @@ print("not waited for:", Path("DONE").exists())
     assert "chip (0, 1) has left its job after step 3 of 6" in ended.stderr
     assert "call job.stop()" in ended.stderr
     assert "[0,1] not waited for: True" in ended.stdout
+
+
+def script_of(folder: Path, body: str) -> str:
+    """Write a loop over a small job of four samples a step; return its path."""
+    script = folder / "loop.py"
+    script.write_text(
+        f"""
+import torch
+from meshmend.train import Job
+
+torch.manual_seed(0)
+inputs = torch.randn(64, 4)
+dataset = torch.utils.data.TensorDataset(inputs, inputs)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{body}
+"""
+    )
+    return str(script)
+
+
+def test_gradients_that_the_loop_clips_on_each_chip_are_told(tmp_path: Path) -> None:
+    script = script_of(
+        tmp_path,
+        """
+for features, targets in (job := Job(model, optimizer, dataset, batch=8, steps=3)):
+    torch.nn.functional.mse_loss(model(features), targets).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    job.step(torch.zeros(()))
+""",
+    )
+
+    line = [sys.executable, "-m", "meshmend", "run", "--elastic", "--mesh", "1x2", script]
+    ended = subprocess.run(line, capture_output=True, text=True, check=True)
+
+    assert ended.stderr.count("instead of clip_grad_norm_") == 2  # once on each chip
+
+
+@pytest.mark.parametrize("n_processes", ["1", "many", ""])
+def test_a_job_in_one_process_trains(n_processes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", n_processes)
+
+    assert len(made()[2]) == 4
+
+
+def test_a_job_in_one_of_many_processes_that_would_each_train_alone_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+
+    with pytest.raises(InputError, match=r"one of 4 that were started otherwise.*run --elastic"):
+        made()
+
+
+def test_a_data_set_without_numbers_is_not_evaluated() -> None:
+    model, _, job = made()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 4)))
+    with pytest.raises(InputError, match=r"got a DataLoader; of a DataLoader, pass loader.dataset"):
+        job.evaluate(loader, lambda batch: model(batch[0]).sum())
+
+
+def test_a_script_that_is_refused_after_its_first_step_ends_the_job_on_all_chips(
+    tmp_path: Path,
+) -> None:
+    """Three chips are refused their call; the fourth has no samples, and would train on alone."""
+    script = script_of(
+        tmp_path,
+        """
+for features, targets in (job := Job(model, optimizer, dataset, batch=3, steps=10**6)):
+    loss = torch.nn.functional.mse_loss(model(features), targets)
+    loss.backward()
+    job.step(loss)
+    if job.step_number == 2:
+        job.evaluate(dataset, lambda batch: model(batch[0]).sum())
+""",
+    )
+
+    ended = meshmend_run("--elastic", "--mesh", "2x2", script)
+
+    assert ended.returncode == 1
+    assert "use a batch of at least 4" in ended.stderr.splitlines()[-1]

@@ -230,6 +230,7 @@ class _Launcher:
         self._refusals: list[str] = []  # those of the failures that are of bad input
         self._left_early: list[str] = []
         self._trained: set[Chip] = set()  # chips that have finished a step
+        self._stepping_pids: set[int] = set()  # the processes of theirs that have
         self._lost_early: dict[Chip, str] = {}  # how chips died that had finished none by then
         self._standstill = Standstill(self._view, job.config.timing)
         self._why_failed = ""  # not empty: the whole job has failed
@@ -469,6 +470,8 @@ class _Launcher:
     def _handle_step(self, event: WorkerStepped) -> None:
         """Handle a step that a worker has finished."""
         self._trained.add(event.chip)
+        if (child := self._processes.workers.get(event.chip)) is not None:
+            self._stepping_pids.add(child.pid)
         if event.sums and not self._sums:
             self._sums = event.sums
             self._plan_ahead()
@@ -525,6 +528,8 @@ class _Launcher:
             self._failures.append(words)
         if child.code == BAD_INPUT:
             self._refusals.append(self._failures[-1])
+            if child.pid in self._stepping_pids:  # all run this script: no other can go on with it
+                self._mark_failed(child.ended, self._failures[-1])
         if self._over_since is None and chip not in self._trained:
             self._lost_early[chip] = words
         if self._over_since is not None and chip in self._members():

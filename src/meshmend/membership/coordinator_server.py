@@ -149,6 +149,8 @@ class CoordinatorServer:
         if self._record_file is not None and self._coordinator.is_done and not self.failure:
             self._record_file.unlink(missing_ok=True)
         self._listener.close()
+        while not self._callers.empty():  # who was admitted after the last turn
+            self._callers.get().close()
         for channel in self._channels.values():
             channel.close()
         self._selector.close()

@@ -206,7 +206,9 @@ class JobCore:
         self.calls: SharedCalls | None = None  # None if this chip trains alone
         if resume is not None:
             self._resume(resume)
-        if self._environment.identity is not None:
+        if self._environment.identity is None:
+            _refuse_one_of_many()
+        else:
             _claim_process()
             watch_links = self._environment.exchange_settings.watch_links
             told = structs.replace(
@@ -897,6 +899,20 @@ class JobCore:
 
 
 _is_claimed = False
+
+
+def _refuse_one_of_many() -> None:
+    """Raise InputError in a process that is one of several which know nothing of each other.
+
+    torchrun, and `meshmend run` without `--elastic`, start such ones.
+    """
+    n_processes = os.environ.get("WORLD_SIZE", "")
+    if n_processes.isdecimal() and int(n_processes) > 1:
+        raise InputError(
+            "Job needs processes of meshmend run --elastic, but this is one of "
+            f"{n_processes} that were started otherwise, each of which would train alone; start it "
+            "with meshmend run --elastic"
+        )
 
 
 def _claim_process() -> None:

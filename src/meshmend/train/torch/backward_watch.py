@@ -33,6 +33,10 @@ class BackwardWatch:
         self._next = 0  # the bucket to fill next
         self._n_started = 0  # buckets that were filled, and whose sums have begun
         self._has_gradients = False  # of this step, apart from those that are accumulated
+        parameters = (each for bucket in gradients.buckets for each in bucket.parameters)
+        self._probe = min(parameters, key=torch.Tensor.numel, default=None)
+        self._probed = (0, 0)  # its gradient and that one's version after the backward pass
+        self._has_warned = False
 
     def begin(self, scale: float, start: Callable[[int], None]) -> None:
         """Begin a step; `start(number)` is called for each bucket that can be summed."""
@@ -50,6 +54,22 @@ class BackwardWatch:
         """Start the sums of the buckets that are being filled, and no other in this step."""
         self._start_filled(is_patient=True)
         self._start = None
+
+    def check_unchanged(self) -> None:
+        """Warn once if the loop has changed gradients after the backward pass, as clipping does.
+
+        That changes all of them, so it is enough to look at one.
+        """
+        gradient = None if self._probe is None else self._probe.grad
+        if gradient is None or self._has_warned or self._probed[0] != id(gradient):
+            return
+        if self._probed[1] != gradient._version:
+            self._has_warned = True
+            _log.warning(
+                "the loop changes gradients between backward and job.step, so each chip changes "
+                "those of its own samples; to clip those of the whole batch, call "
+                "job.clip_grad_norm(max_norm) instead of clip_grad_norm_"
+            )
 
     def abandon(self) -> None:
         """Start no further sum in this step, because it does not count."""
@@ -85,10 +105,16 @@ class BackwardWatch:
 
     def _watch(self) -> None:
         self._is_watching = True
+        if self._probe is not None:
+            self._probe.register_post_accumulate_grad_hook(self._note_probe)  # type: ignore[no-untyped-call]  # torch's stubs
         for number, bucket in enumerate(self._gradients.buckets if self._n_early else ()):
             for parameter in bucket.parameters:
                 hook = partial(self._arrived, number)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's stubs
+
+    def _note_probe(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self._probed = (id(parameter.grad), parameter.grad._version)
 
     def _arrived(self, number: int, _parameter: torch.Tensor) -> None:
         """Note that a gradient of a bucket is there; fill and start the buckets that are complete.

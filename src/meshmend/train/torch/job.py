@@ -256,6 +256,11 @@ def batches_of(dataset: Any, batch: int) -> list[range]:
     Raises:
         InputError: there are no samples, or a batch has none.
     """
+    if not hasattr(dataset, "__getitem__"):
+        raise InputError(
+            "an evaluation needs a data set with samples by number, but got a "
+            f"{type(dataset).__name__}; of a DataLoader, pass loader.dataset"
+        )
     if batch < 1 or len(dataset) < 1:
         raise InputError(
             f"an evaluation needs samples and a batch of at least 1, but got {len(dataset)} "

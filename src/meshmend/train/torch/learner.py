@@ -149,6 +149,8 @@ class TorchLearner:
     def gather(self, loss: torch.Tensor, weight: float | None, *, is_last: bool) -> None:
         """Put this chip's gradients and loss, times its weight, into the payloads."""
         self._check_schedulers()
+        if self._share.n_samples < self._share.batch:
+            self._watch.check_unchanged()
         self._watch.end()
         chosen = self._weight if weight is None else weight
         scale = (self._share.n_samples if chosen is None else chosen) / self._share.batch
