@@ -359,3 +359,20 @@ for features, targets in (job := Job(model, optimizer, dataset, batch=3, steps=1
 
     assert ended.returncode == 1
     assert "use a batch of at least 4" in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("bucket_bytes", [None, 8])
+def test_a_parameter_that_is_frozen_after_the_job_was_made_stays_as_it_is(
+    bucket_bytes: int | None,
+) -> None:
+    model, optimizer, job = made(bucket_bytes=bucket_bytes)
+    model.bias.requires_grad_(False)
+    bias, weight = model.bias.clone(), model.weight.detach().clone()
+    for batch in job:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        job.step(loss)
+
+    assert torch.equal(model.bias, bias)
+    assert not torch.equal(model.weight, weight)

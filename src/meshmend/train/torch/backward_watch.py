@@ -33,8 +33,7 @@ class BackwardWatch:
         self._next = 0  # the bucket to fill next
         self._n_started = 0  # buckets that were filled, and whose sums have begun
         self._has_gradients = False  # of this step, apart from those that are accumulated
-        parameters = (each for bucket in gradients.buckets for each in bucket.parameters)
-        self._probe = min(parameters, key=torch.Tensor.numel, default=None)
+        self._probe: torch.nn.Parameter | None = None  # a parameter whose gradient is looked at
         self._probed = (0, 0)  # its gradient and that one's version after the backward pass
         self._has_warned = False
 
@@ -105,12 +104,20 @@ class BackwardWatch:
 
     def _watch(self) -> None:
         self._is_watching = True
-        if self._probe is not None:
+        buckets = self._gradients.buckets
+        # Those that were frozen after the job was made get no gradients, and no hooks.
+        trained = [
+            (number, parameter)
+            for number, bucket in enumerate(buckets)
+            for parameter in bucket.parameters
+            if parameter.requires_grad
+        ]
+        if trained:
+            self._probe = min((each for _, each in trained), key=torch.Tensor.numel)
             self._probe.register_post_accumulate_grad_hook(self._note_probe)  # type: ignore[no-untyped-call]  # torch's stubs
-        for number, bucket in enumerate(self._gradients.buckets if self._n_early else ()):
-            for parameter in bucket.parameters:
-                hook = partial(self._arrived, number)
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's stubs
+        for number, parameter in trained if self._n_early else ():
+            hook = partial(self._arrived, number)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's stubs
 
     def _note_probe(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
