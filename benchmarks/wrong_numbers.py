@@ -1,6 +1,6 @@
 """How many wrong numbers --check-shares finds, whom it names, and whether the loss is right after.
 
-    python benchmarks/wrong_numbers.py --flips 100 --steady 20 --quiet 10000 --cost --off
+    python benchmarks/wrong_numbers.py --flips 100 --steady 20 --quiet 10000 --cost --off 3
 
 Each run trains a small model in float64 on 2x2 chips. `--flips`: one bit flips, of the gradients in
 a step that is checked, or of the weights, the optimizer's state or the sums in any step, on any
@@ -9,7 +9,8 @@ wrong in every fifth step, from any step on. It must be out within 5 K steps, an
 that of a run without it, to 1e-9, because the job goes back to a checkpoint from before. `--quiet`:
 as many steps without a fault, with K = 16, must raise no alarm. `--cost`: what a check in one of 16
 steps costs on 4x4 chips whose shares take a while, as on accelerators, by the steps of one run.
-`--off`: the step time of a job without checks, next to that of one without their code.
+`--off`: the step time of a job without checks, next to that of one without their code, in as many
+runs; the step is short and four processes share two cores, so one run is not sure enough.
 `--checksum`: what checksums on the data of sums cost on loopback, where a sum is bound by the
 processor: the most they can.
 
@@ -254,7 +255,7 @@ def main() -> None:
     parser.add_argument("--steady", type=int, default=0)
     parser.add_argument("--quiet", type=int, default=0)
     parser.add_argument("--cost", action="store_true")
-    parser.add_argument("--off", action="store_true")
+    parser.add_argument("--off", type=int, default=0, metavar="RUNS")
     parser.add_argument("--checksum", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -282,11 +283,20 @@ def main() -> None:
         row("quiet", number, lambda: quiet(QUIET_STEPS))
     if options.cost:
         row("cost", 0, cost)
-    if options.off:
-        row("off", 0, off)
+    for number in range(options.off):
+        row("off", number, off)
     if options.checksum:
         row("checksum", 0, checksum)
     print(json.dumps(summary(figures), indent=1))
+
+
+def pooled(runs: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Return what several runs of `off` say together; a run counts the more, the surer it is."""
+    if not runs:
+        return None
+    weights = [each["standard_error"] ** -2 for each in runs]
+    sums = sum(weight * each["added"] for weight, each in zip(weights, runs, strict=True))
+    return {"added": sums / sum(weights), "standard_error": sum(weights) ** -0.5}
 
 
 def summary(figures: dict[str, Any]) -> dict[str, Any]:
@@ -307,7 +317,7 @@ def summary(figures: dict[str, Any]) -> dict[str, Any]:
         "undisturbed steps": sum(each["steps"] for each in quiets if each["finished"]),
         "alarms": sum(len(each["alarms"]) for each in quiets),
         "cost": figures.get("cost"),
-        "off": figures.get("off"),
+        "off": pooled(figures.get("off", [])),
         "checksum": figures.get("checksum"),
     }
 

@@ -266,12 +266,16 @@ _EVALUATE = """
                         pass
             return {{"n": len(features), "loss": mse(model(features), targets, reduction="sum")}}
 
-        job = Job(model, optimizer, dataset, batch=16, steps=8)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        job = Job(
+            model, optimizer, dataset, batch=16, steps=8, also=[plateau], compare_every=1
+        )
         for features, targets in job:
             loss = mse(model(features), targets)
             loss.backward()
             if job.step(loss) and job.step_number % 4 == 0:
                 result = job.evaluate(dataset, scores, batch=20)
+                plateau.step(result["loss"].item())
                 print(job.step_number, result["n"], result["loss"].item())
                 others = job.gather(job.step_number)
                 assert 2 < len(others) and set(others) == {{job.step_number}}
@@ -279,7 +283,10 @@ _EVALUATE = """
 
 
 def evaluated(folder: Path, *options: str, waits: int = 0, dies: int = 0) -> list[str]:
-    """Return what the chips printed about two evaluations; the replicas end equal."""
+    """Return what the chips printed about two evaluations; the replicas end equal.
+
+    After each, the loop changes an object in `also`, which is compared in every step.
+    """
     folder.mkdir()
     ended = run(folder, _EVALUATE.format(folder=str(folder), waits=waits, dies=dies), *options)
     lines = said(ended)
@@ -302,7 +309,7 @@ def test_an_evaluation_counts_each_sample_once_although_a_chip_dies_in_it(
     assert (tmp_path / "run" / "died").exists()
 
 
-def test_a_chip_that_comes_during_an_evaluation_looks_on(
+def test_a_chip_that_comes_during_an_evaluation_looks_on_and_then_has_what_loops_made_of_it(
     tmp_path: Path, undisturbed: list[str]
 ) -> None:
     """No chip scores a sample before the fifth process has begun, in the place of the first."""

@@ -65,6 +65,7 @@ class Chip:
         self.mesh = SimpleNamespace(n_live=N_CHIPS)
         self.transport = SimpleNamespace(check=lambda: None)
         self.computed: list[tuple[int, int]] = []
+        self.state = 0  # how many rounds the loop of this chip has made something of
 
     def attempt(self, run: Callable[[], None], *, is_step: bool) -> bool:
         assert not is_step
@@ -95,16 +96,26 @@ class Chip:
         """Take part in the step after the rounds, which all chips finish."""
         self.chips.sum(self.rank, self.number, np.zeros(1), is_safe=True)
 
+    def give_state(self, holders: list[int]) -> None:
+        given = np.array([self.state if self.rank == holders[0] else 0])
+        self.chips.sum(self.rank, self.number, given)
+        if self.rank not in holders:
+            self.state = int(given[0])
+
     def start_sum(self, payload: Any, n_elements: int, dtype: str) -> FinishedSum:
         self.sum(payload, n_elements, dtype)
         return FinishedSum()
 
 
-def rounds_of(chip: Chip) -> list[Parts]:
-    """Hold some rounds on one chip, the second of which is a gather; return their parts."""
-    rounds = Rounds(chip, chip)  # type: ignore[arg-type]
+def rounds_of(chip: Chip, *, is_late: bool = False) -> list[Parts]:
+    """Hold some rounds on one chip, the second of which is a gather; return their parts.
+
+    One that is late took the last step from another chip, and looks on.
+    """
+    rounds = Rounds(chip, chip, chip.give_state)  # type: ignore[arg-type]
+    rounds.forget(is_own_step=not is_late)
     results = []
-    for number in range(N_ROUNDS):
+    for number in range(0 if is_late else N_ROUNDS):
 
         def compute(part: int, number: int = number) -> bytes:
             chip.computed.append((number, part))
@@ -113,6 +124,7 @@ def rounds_of(chip: Chip) -> list[Parts]:
         gathers = number == 1
         own = {chip.rank: f"chip {chip.rank}".encode()} if gathers else {}
         results.append(rounds.hold(Round(0 if gathers else N_PARTS, compute, own), lambda: 4))
+        chip.state += 1
     while True:
         rounds.settle()
         if chip.attempt(chip.step, is_step=False):
@@ -122,23 +134,27 @@ def rounds_of(chip: Chip) -> list[Parts]:
 
 WORKED_OUT = {part: f"0:{part}".encode() for part in range(N_PARTS)}
 GATHERED = {rank: f"chip {rank}".encode() for rank in range(N_CHIPS)}
-RIGHT = [WORKED_OUT, GATHERED, {part: f"2:{part}".encode() for part in range(N_PARTS)}]
+LAST = {part: f"2:{part}".encode() for part in range(N_PARTS)}
 
 
-def held(faults: dict[int, set[int]]) -> list[Chip]:
-    """Hold the rounds on all chips; check that all of them got all parts."""
+def held(faults: dict[int, set[int]], late: frozenset[int] = frozenset()) -> list[Chip]:
+    """Hold the rounds on all chips; check that all got all parts, and end with one state."""
     shared = Failing(faults)
     chips = [Chip(shared, rank) for rank in range(N_CHIPS)]
     results: dict[int, list[Parts]] = {}
-    threads = [
-        threading.Thread(target=lambda chip=chip: results.update({chip.rank: rounds_of(chip)}))
-        for chip in chips
-    ]
+
+    def hold(chip: Chip) -> None:
+        results[chip.rank] = rounds_of(chip, is_late=chip.rank in late)
+
+    threads = [threading.Thread(target=hold, args=[chip]) for chip in chips]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == dict.fromkeys(range(N_CHIPS), RIGHT)
+    gathered = {rank: GATHERED[rank] for rank in GATHERED if rank not in late}
+    right = [WORKED_OUT, gathered, LAST]
+    assert results == {rank: [] if rank in late else right for rank in range(N_CHIPS)}
+    assert [chip.state for chip in chips] == [N_ROUNDS] * N_CHIPS
     return chips
 
 
@@ -162,3 +178,15 @@ def test_chips_in_two_different_rounds_meet_again(at: int, lost_by: set[int]) ->
 )
 def test_all_chips_get_all_parts_whatever_sums_fail_where(faults: dict[int, set[int]]) -> None:
     held(faults)
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 60), st.sets(st.integers(0, N_CHIPS - 1), min_size=1), max_size=3
+    ),
+    st.frozensets(st.integers(0, N_CHIPS - 1), min_size=1, max_size=N_CHIPS - 1),
+)
+def test_chips_that_looked_on_take_what_the_loops_of_others_made_of_the_rounds(
+    faults: dict[int, set[int]], late: frozenset[int]
+) -> None:
+    held(faults, late)

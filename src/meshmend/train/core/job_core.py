@@ -248,7 +248,9 @@ class JobCore:
             if every:
                 self._checks = ShareChecks(learner, self._exchange, every=every)
                 self._sum_check = SumCheck(learner, self._exchange)
-            self.calls = SharedCalls(self, learner, self._sums, self._loop, self._exchange)
+            self.calls = SharedCalls(
+                self, learner, self._sums, self._loop, self._exchange, self._give_state
+            )
 
     @property
     def chips(self) -> tuple[Chip, ...]:
@@ -502,7 +504,7 @@ class JobCore:
         self._is_stopped |= self._learner.is_last
         self._right_until = None
         if self.calls is not None:
-            self.calls.forget()
+            self.calls.forget(is_own_step=True)
         self._ledger.write_done(self.step_number, number, self._position)
         self._report_and_save(share.batch)
         if self.is_finished:
@@ -614,10 +616,17 @@ class JobCore:
         return {"progress.speeds": self._speeds.state() or "equal"} if self._speeds else {}
 
     def _mend(self, step: int, holders: Sequence[Chip]) -> None:
-        """Give the state of some chips to all others of this generation."""
+        """Give the state of some chips to all others, in the middle of a step."""
+        self._learner.undo()  # what this step has changed is in no state
+        self._give_state_of(step, holders)
+
+    def _give_state(self, ranks: Sequence[int]) -> None:
+        """Give the state of some ranks to all others, between two steps."""
+        self._give_state_of(self.step_number, [self.chips[rank] for rank in ranks])
+
+    def _give_state_of(self, step: int, holders: Sequence[Chip]) -> None:
         assert self._loop is not None
         assert self._loop.generation is not None
-        self._learner.undo()  # what this step has changed is in no state
         go = Go(self._loop.number, step, tuple(holders))
         self._loop.catch_up(go, self._loop.generation)
 
@@ -797,7 +806,7 @@ class JobCore:
         if self._speeds is not None:
             self._speeds.load(state["progress"])
         if self.calls is not None:
-            self.calls.forget()
+            self.calls.forget(is_own_step=False)
 
     # The methods that `StateTransfer` calls: this class is its `TransferredReplica`.
 

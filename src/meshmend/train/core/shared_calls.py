@@ -7,7 +7,8 @@ that are left, and all of them get the same result.
 A round has parts, each of which one chip computes; in the end all chips have all parts. The rounds
 after a step are numbered. Chips that finished the step hold the same rounds. A chip that came
 later, or that lost the step and got it from another chip, has not reached the round: it looks on,
-and computes nothing.
+and computes nothing. What the loop makes of a result, such as a lower learning rate, it has not
+made; so before the next step it takes the state once more, from chips that have.
 
 In a generation it is not clear at first who is in which round. So the chips **vote** before they do
 anything else: each says which round it is in, and which rounds it has finished. The earliest round
@@ -21,6 +22,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Protocol
 
 from meshmend.errors import InputError, TransportError
@@ -32,6 +34,7 @@ from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.data.samples import Share
 
 Parts = dict[int, bytes]
+GiveState = Callable[[list[int]], None]  # gives the state of some ranks to all others
 
 
 class JobPosition(Protocol):
@@ -60,19 +63,20 @@ class SharedCalls:
         sums: StepSums,
         loop: WorkerLoop,
         exchange: Exchange,
+        give_state: GiveState,
     ) -> None:
         self._position, self._learner, self._sums = position, learner, sums
         self._loop, self._exchange = loop, exchange
-        self._rounds = Rounds(loop, exchange)
+        self._rounds = Rounds(loop, exchange, give_state)
         self.waited_s = 0.0  # for other chips, within a step
 
     def settle(self) -> None:
         """Take part in the rounds that other chips are in, before the next step."""
         self._rounds.settle()
 
-    def forget(self) -> None:
-        """Forget all rounds, because a step was finished or taken from another chip."""
-        self._rounds.forget()
+    def forget(self, *, is_own_step: bool) -> None:
+        """Forget all rounds, because a step was finished here or taken from another chip."""
+        self._rounds.forget(is_own_step=is_own_step)
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the bytes of each chip, in the order of their places in the mesh.
@@ -137,17 +141,27 @@ class Round:
     own: Parts = field(default_factory=dict)
 
 
+class _Came(IntEnum):
+    """How a chip has come to the last step: the higher, the less its state is worth."""
+
+    STEPPED = 0  # it holds all rounds, and its loop does what follows from them
+    TOOK = 1  # from another chip
+    LOOKED_ON = 2  # as TOOK, and then there was a round
+
+
 class Rounds:
     """One chip's view of the rounds after the last step."""
 
-    def __init__(self, loop: WorkerLoop, exchange: Exchange) -> None:
-        self._loop, self._exchange = loop, exchange
+    def __init__(self, loop: WorkerLoop, exchange: Exchange, give_state: GiveState) -> None:
+        self._loop, self._exchange, self._give_state = loop, exchange, give_state
         self._finished: list[Parts] = []  # the rounds after this step that this chip has parts of
+        self._came = _Came.STEPPED
         self._settled = -1  # the last generation that was settled
 
-    def forget(self) -> None:
-        """Forget all rounds, because a step was finished or taken from another chip."""
+    def forget(self, *, is_own_step: bool) -> None:
+        """Forget all rounds, because a step was finished here or taken from another chip."""
         self._finished = []
+        self._came = _Came.STEPPED if is_own_step else _Came.TOOK
 
     def settle(self) -> None:
         """Look on until no chip of this generation is in a round."""
@@ -188,23 +202,37 @@ class Rounds:
         voted, _ = self._vote(0, None)
         if voted == 0:
             self._settled = self._loop.number
+        elif voted > len(self._finished):
+            self._came = _Came.LOOKED_ON
 
     def _vote(self, number: int, mine: Round | None) -> tuple[int, Parts]:
         """Vote, and do what is to do; return the earliest round that a chip is in, and its parts.
 
         The number is 0 if no chip is in a round.
         """
-        votes = self._exchange.gather_numbers([number, len(self._finished)])
-        inside = [rank for rank, (is_in, _) in enumerate(votes) if is_in]
+        votes = self._exchange.gather_numbers([number, len(self._finished), self._came])
+        inside = [rank for rank, (is_in, _, _) in enumerate(votes) if is_in]
         if not inside:
+            self._level([came for _, _, came in votes])
             return 0, {}
         wanted = min(votes[rank][0] for rank in inside)
-        holders = [rank for rank, (_, n_finished) in enumerate(votes) if n_finished >= wanted]
+        holders = [rank for rank, (_, n_finished, _) in enumerate(votes) if n_finished >= wanted]
         if holders:
             is_first = self._exchange.rank == holders[0]
             kept = self._finished[wanted - 1] if is_first else {}
             return wanted, _merged(gather_bytes(self._exchange, _packed(kept)))
         return wanted, self._complete(mine, inside, is_again=True)
+
+    def _level(self, came: list[int]) -> None:
+        """Give a chip that has looked on the state once more: loops may have changed it since.
+
+        One that only took it may have it from such a chip. If none has done the step itself, what
+        their loops have made of the rounds is lost; all chips go on alike.
+        """
+        if _Came.LOOKED_ON in came:
+            stepped = [rank for rank, each in enumerate(came) if each == _Came.STEPPED]
+            self._give_state(stepped or [0])
+            self._came = _Came.STEPPED
 
     def _complete(
         self, mine: Round | None, inside: "range | list[int]", *, is_again: bool = False
