@@ -10,19 +10,27 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from meshmend.errors import BenchmarkError
-from meshmend.lab.bench.contenders import Buffer, Contender, Network, Participant, import_torch
+from meshmend.lab.bench.contenders import (
+    Buffer,
+    Contender,
+    Network,
+    Participant,
+    Run,
+    import_torch,
+)
 from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.planning.catalogue import Catalogue, CollectiveCall, payload_class, proved_schedule
 from meshmend.planning.plan import AUTO
 from meshmend.planning.settings import Settings
+from meshmend.schedule.table import Collective
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_bandwidth
@@ -46,23 +54,24 @@ class Sums:
     n_sums: int
     at_once: bool = True
     n_elements: int = _N_SUMS * _SUM_ELEMENTS
-    is_sum: bool = True
+    checked: Collective | None = Collective.ALLREDUCE
 
-    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
+    def ready(self, participant: Participant) -> Run:
         """Connect to the peers and return a function that sums."""
         catalogue = Catalogue(self.mesh, AUTO, 0, participant.rank)
         task = catalogue.task(_SUM, self.n_elements // self.n_sums, "float32")
         participant.connect(task.program.peers, timeout_s=_TIMEOUT_S)
         transport = participant.transport
 
-        def run(buffer: Buffer) -> None:
+        def run(buffer: Buffer) -> Buffer:
             parts = [part.view(np.uint8) for part in buffer.reshape(self.n_sums, -1)]
             if not self.at_once:
                 for part in parts:
                     transport.run(task, part, timeout_s=_TIMEOUT_S)
-                return
+                return buffer
             for pending in [transport.start(task, part, timeout_s=_TIMEOUT_S) for part in parts]:
                 pending.wait()
+            return buffer
 
         return run
 
@@ -74,9 +83,9 @@ class DdpStep:
     name: str
     mesh: Mesh
     n_elements: int = 0
-    is_sum: bool = False
+    checked: Collective | None = None
 
-    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
+    def ready(self, participant: Participant) -> Run:
         """Make the process groups if there are none; return a function that takes one step."""
         import torch
         from torch.nn.parallel import DistributedDataParallel
@@ -89,9 +98,10 @@ class DdpStep:
         )
         inputs = torch.randn(4, _WIDTH)
 
-        def step(_: Buffer) -> None:
+        def step(buffer: Buffer) -> Buffer:
             model.zero_grad()
             model(inputs).sum().backward()
+            return buffer
 
         for _ in range(3):  # DDP makes its buckets anew after the first step
             step(np.zeros(0, dtype=np.float32))

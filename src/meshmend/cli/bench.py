@@ -1,4 +1,4 @@
-"""`meshmend bench`: how long an allreduce really takes: ours, Gloo's and OpenMPI's."""
+"""`meshmend bench`: how long a collective really takes: ours, Gloo's and OpenMPI's."""
 
 import os
 from pathlib import Path
@@ -44,6 +44,9 @@ def bench_command(
         str,
         typer.Option("--payload", metavar="SIZE", help="Bytes per chip, or a sweep: 64KiB..4MiB."),
     ] = "4MiB",
+    collective: Annotated[
+        str, typer.Option("--collective", metavar="KIND", help="allreduce, or all-to-all.")
+    ] = "allreduce",
     testbed: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +84,7 @@ def bench_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Measure how long an allreduce takes with one process per live chip of a mesh.
+    """Measure how long an allreduce, or an all-to-all, takes with one process per live chip.
 
     First it measures the links, through the same sockets. With these figures auto chooses and the
     simulator predicts. Then all algorithms take turns, so that noise slows all of them equally.
@@ -98,7 +101,10 @@ def bench_command(
     - meshmend bench --mesh 4x4 --payload 25MB --compare gloo
 
     - meshmend bench --mesh 4x4 --testbed 50Mbit --slow link:0,0-0,1=0.25 --compare gloo
+
+    - meshmend bench --mesh 4x4 --fail 2x2@1,1 --testbed 50Mbit --collective all-to-all
     """
+    from meshmend.planning.target import collective_named
     from meshmend.units import parse_bandwidth, parse_payloads
 
     broken, payloads = mesh_of(mesh, wrap, fail, slow), parse_payloads(payload)
@@ -119,6 +125,7 @@ def bench_command(
         peers=_names(compare or []),
         link_bandwidth=bandwidth,
         repeat=repeat,
+        collective=collective_named(collective),
     )
     check_suffix(output, ".svg")
     check_writable(output, save / "result.json" if save else None)
@@ -153,6 +160,8 @@ def _print_results(measured: "BenchmarkResults") -> None:
     print(f"mesh         {measured.request.mesh}")
     print(f"network      {where}")
     print(f"fabric       {measured.fabric}")
+    if measured.request.collective != "allreduce":
+        print(f"collective   {measured.request.collective}")
     for point in measured.sweep:
         _print_payload(point)
 

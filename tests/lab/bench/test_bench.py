@@ -31,6 +31,8 @@ from meshmend.lab.bench.contenders import (
     Network,
     Participant,
     Planned,
+    Run,
+    expected,
     operand,
     planned,
     total,
@@ -41,6 +43,7 @@ from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed import records
 from meshmend.planning.progress import no_progress
 from meshmend.planning.target import Question
+from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -85,15 +88,16 @@ class Faulty:
 
     name = "faulty"
     n_elements = 16
-    is_sum = True
+    checked = Collective.ALLREDUCE
 
     def __init__(self, fault: Callable[[], None]) -> None:
         self._fault = fault
 
-    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
-        def run(buffer: Buffer) -> None:
+    def ready(self, participant: Participant) -> Run:
+        def run(buffer: Buffer) -> Buffer:
             if participant.rank == 0:
                 self._fault()
+            return buffer
 
         return run
 
@@ -257,6 +261,50 @@ def test_bench_on_loopback_has_no_limit_and_no_prediction() -> None:
             assert 0 < result["min_s"] <= result["median_s"] <= result["max_s"]
 
 
+def test_blocks_of_an_all_to_all_are_all_different_and_exact() -> None:
+    """So a block at the place of another is seen, also where a block has the period's length."""
+    n_ranks, n_elements = 5, 5 * 251
+    ranks = [expected(Collective.ALL_TO_ALL, r, n_ranks, n_elements) for r in range(n_ranks)]
+    given_blocks = np.stack([each.given for each in ranks]).reshape(n_ranks, n_ranks, -1)
+    got_blocks = np.stack([each.result for each in ranks]).reshape(n_ranks, n_ranks, -1)
+
+    assert np.array_equal(got_blocks, given_blocks.transpose(1, 0, 2))
+    assert len(np.unique(given_blocks.reshape(n_ranks**2, -1), axis=0)) == n_ranks**2
+    assert given_blocks.max() < 1 << 24
+
+
+def test_bench_measures_an_all_to_all_beside_gloo_and_checks_every_block() -> None:
+    pytest.importorskip("torch")
+    request = BenchmarkRequest(
+        parse_mesh("2x3").without("0,1"),
+        (1003,),
+        algorithms=("auto", "pairs", "relays"),
+        peers=("gloo",),
+        repeat=1,
+        collective=Collective.ALL_TO_ALL,
+    )
+
+    document = summary(run_benchmark(request, no_progress))
+
+    assert document["collective"] == "all-to-all"
+    assert document["payload_bytes"] == 1000  # a multiple of 5 chips x 4 bytes
+    assert [each["name"] for each in document["results"]] == ["auto", "pairs", "relays", "gloo"]
+    assert all(each["correct"] for each in document["results"])
+    assert document["results"][-1]["detail"] == "torch.distributed all_to_all_single"
+
+
+def test_blocks_that_arrive_in_the_wrong_place_are_seen() -> None:
+    """A plan whose blocks stay where sender and receiver agreed is no all-to-all for its user."""
+    mesh = parse_mesh("1x3")
+    question = Question(mesh, 1200, FABRIC, Collective.ALL_TO_ALL)
+    right = planned("pairs", question, predicts=False, progress=no_progress)
+    wrong = replace(right, name="wrong", checked=Collective.ALLREDUCE)
+
+    with WorkerPool(Network(mesh), [right, wrong]) as pool:
+        assert pool.measure(right).correct
+        assert not pool.measure(wrong).correct
+
+
 def test_auto_on_loopback_is_what_a_process_group_takes_there() -> None:
     question = Question(parse_mesh("2x3").without("0,1"), 1e6, FABRIC)
     here = planned("auto", question, predicts=False, progress=no_progress)
@@ -383,6 +431,17 @@ def test_a_result_file_names_machine_versions_and_date(
         ({"algorithms": ("magic",)}, "there is no algorithm 'magic'"),
         ({"mesh": Mesh((1, 1))}, "bench needs two connected chips or more, but got 1x1"),
         ({"mesh": Mesh((1, 3)), "algorithms": ("ring-1d",)}, "ring"),
+        ({"collective": Collective.ALL_GATHER}, "bench measures allreduce or all-to-all, but got"),
+        ({"collective": Collective.ALL_TO_ALL, "payloads": (15,)}, "needs 16 bytes or more"),
+        (
+            {"collective": Collective.ALL_TO_ALL, "algorithms": ("trees",)},
+            "trees is an allreduce, but got the collective all-to-all",
+        ),
+        ({"algorithms": ("pairs",)}, "pairs is an all-to-all, but got the collective allreduce"),
+        (
+            {"collective": Collective.ALL_TO_ALL, "peers": ("openmpi",)},
+            "--compare openmpi is of an allreduce only",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused(fields: dict[str, object], message: str) -> None:

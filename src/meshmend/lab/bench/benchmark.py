@@ -37,6 +37,7 @@ from meshmend.pages.draw.chart import Axis, MeasuredBar, Series, bars_svg, chart
 from meshmend.planning.progress import ProgressCallback, ProgressShares
 from meshmend.planning.target import Question
 from meshmend.schedule.algorithms import algorithm
+from meshmend.schedule.table import Collective
 from meshmend.simulator.limit import limit
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.graph import largest_part
@@ -44,6 +45,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.units import format_bandwidth, format_bytes, format_time
 
 PEERS = ("gloo", "openmpi")
+CHECKED = (Collective.ALLREDUCE, Collective.ALL_TO_ALL)  # whose results bench can check
 
 Runner = Planned | Gloo | OpenMpi
 
@@ -58,20 +60,35 @@ class BenchmarkRequest:
     peers: tuple[str, ...] = ()
     link_bandwidth: float | None = None
     repeat: int = 5
+    collective: Collective = Collective.ALLREDUCE
 
     def __post_init__(self) -> None:
         if self.repeat < 1:
             raise InputError(f"--repeat needs 1 or more, but got {self.repeat}")
-        if small := [size for size in self.payloads if size < ITEM_BYTES]:
-            raise InputError(f"--payload needs {ITEM_BYTES} bytes or more, but got {small[0]}")
+        if self.collective not in CHECKED:
+            raise InputError(
+                f"bench measures {' or '.join(CHECKED)}, but got --collective {self.collective}"
+            )
         if unknown := [peer for peer in self.peers if peer not in PEERS]:
             raise InputError(f"--compare needs {' or '.join(PEERS)}, but got {unknown[0]!r}")
         part = largest_part(self.mesh)
         if part.n_live < 2:
             raise InputError(f"bench needs two connected chips or more, but got {self.mesh}")
+        least_bytes = self.item_bytes(part)
+        if small := [size for size in self.payloads if size < least_bytes]:
+            raise InputError(f"--payload needs {least_bytes} bytes or more, but got {small[0]}")
+        exchanges = self.collective is Collective.ALL_TO_ALL
+        if exchanges and "openmpi" in self.peers:
+            raise InputError("--compare openmpi is of an allreduce only; leave it out")
         for name in self.algorithms:
             if name != AUTO:
+                algorithm(name).check_collective(self.collective)
                 algorithm(name).check(part)
+
+    def item_bytes(self, part: Mesh) -> int:
+        """Return what a payload is a multiple of: an element, or one for each chip."""
+        exchanges = self.collective is Collective.ALL_TO_ALL
+        return ITEM_BYTES * (part.n_live if exchanges else 1)
 
 
 @dataclass(frozen=True)
@@ -153,9 +170,10 @@ def _measure_payload(
     absent: dict[str, str],
     progress: ProgressCallback,
 ) -> PayloadResults:
-    n_elements = size // ITEM_BYTES
-    payload_bytes = n_elements * ITEM_BYTES
-    question = Question(network.mesh, payload_bytes, fabric)
+    item_bytes = request.item_bytes(network.mesh)
+    payload_bytes = size // item_bytes * item_bytes
+    n_elements = payload_bytes // ITEM_BYTES
+    question = Question(network.mesh, payload_bytes, fabric, request.collective)
     predicts = network.bed is not None
     ours = [
         # The fractions of a plan's progress are not fractions of the benchmark's progress.
@@ -164,7 +182,7 @@ def _measure_payload(
     ]
     runners: list[Planned | Gloo] = [*ours]
     if "gloo" in request.peers:
-        runners.append(Gloo(n_elements))
+        runners.append(Gloo(n_elements, request.collective))
     repetitions = _rounds(network, runners, request.repeat, progress)
     results = [
         _result(runner, measured) for runner, measured in zip(runners, repetitions, strict=True)
@@ -221,7 +239,7 @@ def _limit_s(request: BenchmarkRequest, mesh: Mesh, payload_bytes: int) -> float
     requested = Fabric(
         "requested", request.link_bandwidth, hop_latency_s=0.0, message_overhead_s=0.0
     )
-    return limit(mesh, requested, payload_bytes).time_s
+    return limit(mesh, requested, payload_bytes, collective=request.collective).time_s
 
 
 LIMIT_NOTE = "at the link rate asked for, all of it payload"
@@ -233,6 +251,7 @@ def summary(measured: BenchmarkResults) -> dict[str, Any]:
     request = measured.request
     head = {
         "mesh": str(request.mesh),
+        "collective": str(request.collective),
         "testbed_bytes_per_s": request.link_bandwidth,
         "limit": NO_LIMIT_NOTE if request.link_bandwidth is None else LIMIT_NOTE,
         "fabric": asdict(measured.fabric),
@@ -291,7 +310,7 @@ def _bars(measured: BenchmarkResults) -> str:
         words="median time over the physical limit" if has_limit else "median time",
         write="{:.3g}".format if has_limit else format_time,
         limit=1.0 if has_limit else None,
-        title=f"Allreduce of {format_bytes(point.payload_bytes)} measured on "
+        title=f"{_title(measured)} of {format_bytes(point.payload_bytes)} measured on "
         f"{measured.request.mesh}",
         caption=f"{_where(measured)} Lower is better. Predictions are for {measured.fabric}.",
     )
@@ -318,9 +337,13 @@ def _curves(measured: BenchmarkResults) -> str:
         y=Axis("median time over the physical limit")
         if has_limit
         else Axis("median time", write=format_time),
-        title=f"Allreduce measured on {measured.request.mesh}",
+        title=f"{_title(measured)} measured on {measured.request.mesh}",
         caption=f"{_where(measured)} Lower is better. Dashed: simulated on {measured.fabric}.",
     )
+
+
+def _title(measured: BenchmarkResults) -> str:
+    return str(measured.request.collective).capitalize()
 
 
 def _heights(sweep: tuple[PayloadResults, ...], times: list[float]) -> list[float]:
@@ -338,6 +361,8 @@ def save(measured: BenchmarkResults, folder: Path) -> Path:
     """Write `bench-MESH-DATE.json` with the machine and versions, and return its path."""
     today = datetime.date.today().isoformat()
     words = "".join(c if c.isalnum() else "-" for c in str(measured.request.mesh))
+    if measured.request.collective is not Collective.ALLREDUCE:
+        words = f"{measured.request.collective}-{words}"
     network = "loopback" if measured.request.link_bandwidth is None else "testbed"
     path = folder / f"bench-{network}-{words}-{today}.json"
     document = {

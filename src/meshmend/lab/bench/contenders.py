@@ -1,13 +1,13 @@
-"""The network of a benchmark, the payloads to sum, and the contenders that run in the pool.
+"""The network of a benchmark, its payloads, and the contenders that run in the pool.
 
-A **contender** is one way to sum, such as our schedules on our sockets, or Gloo's all_reduce; the
-pool measures its time. Payloads are whole numbers in 32-bit floats. They are so small that every
-order of adding gives the same bits: each result can be checked.
+A **contender** is one way to sum or to exchange blocks, such as our schedules on our sockets, or
+Gloo's all_reduce; the pool measures its time. Payloads are whole numbers in 32-bit floats. They are
+so small that every order of adding gives the same bits: each result can be checked.
 """
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,8 +79,15 @@ class Participant:
         self.transport.connect({peer: self.addresses[peer] for peer in peers}, timeout_s=timeout_s)
 
 
+Run = Callable[[Buffer], Buffer]  # takes this rank's payload, which it may change
+
+
 class Contender(Protocol):
-    """One way to sum payloads of one size; `is_sum` is false for probes of the network."""
+    """One way to sum or exchange payloads of one size.
+
+    `checked` says what every rank has to end with: sums (ALLREDUCE) or the blocks for it
+    (ALL_TO_ALL). It is None for probes of the network, whose data nobody uses.
+    """
 
     @property
     def name(self) -> str: ...
@@ -89,10 +96,36 @@ class Contender(Protocol):
     def n_elements(self) -> int: ...
 
     @property
-    def is_sum(self) -> bool: ...
+    def checked(self) -> Collective | None: ...
 
-    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
-        """Return a function that sums a buffer in place; all workers call this at the same time."""
+    def ready(self, participant: Participant) -> Run:
+        """Return a function that makes the result; all workers call this at the same time."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a rank gives to a collective, and what it has to end with."""
+
+    given: Buffer
+    result: Buffer
+
+
+def expected(checked: Collective | None, rank: int, n_ranks: int, n_elements: int) -> Expected:
+    """Return the payload and the right result of a rank; both are empty if nothing is checked."""
+    if checked is None:
+        nothing = np.zeros(0, dtype=np.float32)
+        return Expected(nothing, nothing)
+    if checked is Collective.ALLREDUCE:
+        return Expected(operand(rank, n_elements), total(n_ranks, n_elements))
+    assert checked is Collective.ALL_TO_ALL, "nothing else is checked"
+    blocks = [_blocks(other, n_ranks, n_elements)[rank] for other in range(n_ranks)]
+    return Expected(_blocks(rank, n_ranks, n_elements).reshape(-1), np.concatenate(blocks))
+
+
+def _blocks(rank: int, n_ranks: int, n_elements: int) -> Buffer:
+    """Return a rank's block for each other, in rows: no two blocks of any ranks are alike."""
+    blocks = operand(rank, n_elements).reshape(n_ranks, -1)
+    return blocks + _PRIME * np.arange(n_ranks, dtype=np.float32)[:, None]
 
 
 def operand(rank: int, n_elements: int) -> Buffer:
@@ -129,7 +162,7 @@ class Planned:
     hazards: Hazards
     n_slices: int
     predicted_s: float | None = None
-    is_sum: bool = True
+    checked: Collective | None = Collective.ALLREDUCE
 
     @property
     def detail(self) -> str:
@@ -137,32 +170,47 @@ class Planned:
         slices = f"{self.n_slices} slice{'s' if self.n_slices > 1 else ''}"
         return f"{self.schedule.algorithm}, {self.schedule.n_chunks} chunks, {slices}"
 
-    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
+    def ready(self, participant: Participant) -> Run:
         """Connect to the peers and return a function that runs this rank's part of the schedule."""
         program = rank_program(self.schedule, self.hazards, participant.rank)
         task = task_of(program, self.n_elements, n_slices=self.n_slices)
         participant.connect(program.peers, timeout_s=TIMEOUT_S)
-        probe_buffer = np.zeros(0 if self.is_sum else self.n_elements, dtype=np.float32)
+        probe_buffer = np.zeros(0 if self.checked else self.n_elements, dtype=np.float32)
 
-        def run(buffer: Buffer) -> None:
-            payload = buffer if self.is_sum else probe_buffer
+        def move(payload: Buffer) -> Buffer:
             participant.transport.run(task, payload.view(np.uint8), timeout_s=TIMEOUT_S)
+            return payload
+
+        def run(buffer: Buffer) -> Buffer:
+            if self.checked is not Collective.ALL_TO_ALL:
+                move(buffer if self.checked else probe_buffer)
+                return buffer
+            partners = self.schedule.partners(participant.rank)  # a block has an agreed place
+            moved = move(buffer.reshape(len(partners), -1)[partners].reshape(-1))
+            result = np.empty_like(buffer).reshape(len(partners), -1)
+            result[partners] = moved.reshape(result.shape)
+            return result.reshape(-1)
 
         return run
 
 
 @dataclass(frozen=True, eq=False)
 class Gloo:
-    """torch.distributed's all_reduce on the same processes and network."""
+    """torch.distributed's own collective on the same processes and network."""
 
     n_elements: int
+    checked: Collective = Collective.ALLREDUCE
     name: str = "gloo"
-    is_sum: bool = True
-    detail: str = field(default="torch.distributed all_reduce")
     predicted_s: float | None = None
 
-    def ready(self, participant: Participant) -> Callable[[Buffer], None]:
-        """Return a function that calls all_reduce; make the process group if there is none."""
+    @property
+    def detail(self) -> str:
+        """The function that is called."""
+        exchanges = self.checked is Collective.ALL_TO_ALL
+        return f"torch.distributed {'all_to_all_single' if exchanges else 'all_reduce'}"
+
+    def ready(self, participant: Participant) -> Run:
+        """Return a function that calls Gloo; make the process group if there is none."""
         import torch
         import torch.distributed
 
@@ -174,7 +222,16 @@ class Gloo:
             dist.init_process_group(
                 "gloo", store=store, rank=participant.rank, world_size=participant.n_ranks
             )
-        return lambda buffer: dist.all_reduce(torch.from_numpy(buffer))
+
+        def run(buffer: Buffer) -> Buffer:
+            if self.checked is Collective.ALL_TO_ALL:
+                result = np.empty_like(buffer)
+                dist.all_to_all_single(torch.from_numpy(result), torch.from_numpy(buffer))
+                return result
+            dist.all_reduce(torch.from_numpy(buffer))
+            return buffer
+
+        return run
 
 
 def import_torch() -> None:
@@ -218,8 +275,10 @@ def planned(
             program, question.fabric, payload_bytes=question.payload_bytes, slices=n_slices
         ).time_s
     n_elements = int(question.payload_bytes) // ITEM_BYTES
-    is_sum = question.n_halves == 2
-    return Planned(name, n_elements, schedule, proved.hazards, n_slices, predicted_s, is_sum)
+    checked: Collective | None = Collective.ALLREDUCE if question.n_halves == 2 else None
+    if question.collective is Collective.ALL_TO_ALL:
+        checked = Collective.ALL_TO_ALL
+    return Planned(name, n_elements, schedule, proved.hazards, n_slices, predicted_s, checked)
 
 
 def _is_ring(question: Question) -> bool:

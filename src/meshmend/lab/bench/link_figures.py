@@ -140,4 +140,4 @@ def _probe(mesh: Mesh, name: str, rows: Rows, n_elements: int, n_chunks: int = 1
         n_ranks=mesh.n_live,
     )
     check_probe(mesh, schedule)
-    return Planned(name, n_elements, schedule, hazards_of(schedule), 1, is_sum=False)
+    return Planned(name, n_elements, schedule, hazards_of(schedule), 1, checked=None)

@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from meshmend.errors import BenchmarkError
-from meshmend.lab.bench.contenders import Buffer, Contender, Network, Participant, operand, total
+from meshmend.lab.bench.contenders import Contender, Network, Participant, Run, expected
 from meshmend.processes import die_with_parent
 from meshmend.scratch import scratch_folder
 from meshmend.transport.event_loop import load_event_loop
@@ -34,7 +34,7 @@ _PER_WORKER_S = 0.0003  # the time to wake a worker
 
 @dataclass(frozen=True)
 class Repetition:
-    """One repetition: its time, and whether every rank ended with the right sum."""
+    """One repetition: its time, and whether every rank ended with the right numbers."""
 
     time_s: float
     correct: bool
@@ -201,23 +201,23 @@ def _tie_to_parent(parent: int) -> None:
 
 def _serve(channel: PoolChannel, participant: Participant, contenders: Sequence[Contender]) -> None:
     """Run contenders as the pool asks: prepare one, then start it when the pool says."""
-    ready: dict[int, Callable[[Buffer], None]] = {}
-    most = max((each.n_elements for each in contenders if each.is_sum), default=0)
-    buffer = np.zeros(most, dtype=np.float32)
-    mine, expected = operand(participant.rank, most), total(participant.n_ranks, most)
+    ready: dict[int, Run] = {}
+    rank, n_ranks = participant.rank, participant.n_ranks
+    kinds = dict.fromkeys((each.checked, each.n_elements) for each in contenders)
+    payloads = {kind: expected(kind[0], rank, n_ranks, kind[1]) for kind in kinds}
     while (order := channel.receive()) is not None:
         number = order["contender"]
         contender = contenders[number]
-        n_elements = contender.n_elements if contender.is_sum else 0
+        payload = payloads[contender.checked, contender.n_elements]
         if number not in ready:
             ready[number] = contender.ready(participant)
-        buffer[:n_elements] = mine[:n_elements]
+        buffer = payload.given.copy()
         channel.send({"ready": number})
         if (start := channel.receive()) is None:
             return
         time.sleep(max(0.0, start["at"] - time.monotonic()))
         began = time.monotonic()
-        ready[number](buffer[:n_elements])
+        result = ready[number](buffer)
         ended = time.monotonic()
-        correct = bool(np.array_equal(buffer[:n_elements], expected[:n_elements]))
+        correct = bool(np.array_equal(result, payload.result))
         channel.send({"began": began, "ended": ended, "correct": correct})
