@@ -50,7 +50,7 @@ def test_a_launcher_that_prepares_a_jax_workload_does_not_compute_with_it() -> N
         "from meshmend.config import JobConfig\n"
         "work = jax_workload('resnet')\n"
         "config = JobConfig()\n"
-        "work.preload(config, 4)\n"
+        "work.preload(config, (4, 3))\n"
         "state = work.fresh_state()\n"
         "print(work.n_parameters, work.sum_sizes(config, 4), len(state['optimizer']))\n"
         "preload_modules([])  # raises if JAX has computed\n"

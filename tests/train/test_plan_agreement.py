@@ -114,6 +114,16 @@ def _enter(exchange: Exchange, generation: Generation) -> None:
     exchange.prepare()
 
 
+def _planned_after_go(exchange: Exchange, generation: Generation) -> int:
+    """Return how many plans a chip makes once the coordinator has let its generation begin."""
+    exchange.enter(generation)
+    exchange.plan(SUMS)
+    before = len(catalogue._remembered)
+    exchange.prepare()
+    assert exchange.gather_numbers([exchange.rank]) == [[rank] for rank in range(LEFT.n_live)]
+    return len(catalogue._remembered) - before
+
+
 def _sum(exchange: Exchange) -> list[str]:
     """Sum, and return which plan each sum ran: "auto" or "quick"."""
     ran: list[str] = []
@@ -138,6 +148,12 @@ def _is_provisional(exchange: Exchange) -> bool:
 
 def _swap(exchange: Exchange) -> None:
     exchange.swap_plans()
+
+
+def test_all_plans_of_a_generation_are_made_while_the_coordinator_waits(chips: Chips) -> None:
+    seats = tuple(Seat(each.chip, each.address, 1) for each in chips.all)
+
+    assert chips.do(_planned_after_go, Generation(2, seats)) == [0] * LEFT.n_live
 
 
 def test_without_a_plan_made_ahead_all_take_the_quick_one_and_swap_it_together(

@@ -20,6 +20,7 @@ from meshmend.errors import InputError
 from meshmend.files import why_unwritten, write_whole
 from meshmend.lab.workloads.trainable import Trainable, resume_of, saving_of
 from meshmend.launch.elastic import ElasticJob, MoreFaults, Outcome, run_elastic
+from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.run_log import run_log
 from meshmend.launch.worker import compute_in_one_thread
@@ -37,6 +38,7 @@ from meshmend.membership.events import (
 from meshmend.pages.report.tensorboard import TensorBoardLog
 from meshmend.pages.report.training_page import training_page
 from meshmend.pages.report.training_run import TrainingRun, training_run
+from meshmend.planning.plan_cache import board_losses
 from meshmend.topology.text import configured_mesh, mesh_words
 from meshmend.train.data.audit import Audit, audit
 from meshmend.train.state.checkpoint import newest_complete
@@ -84,7 +86,8 @@ def train(
     """
     compute_in_one_thread()
     mesh = configured_mesh(config.mesh)
-    workload.preload(config, mesh.n_live)
+    losses = board_losses(mesh, board_from(config.mesh.board, mesh))
+    workload.preload(config, (mesh.n_live, *{left.n_live for left in losses}))
     resume = folder_to_resume(resume_of(config), saving_of(config))
     if resume is not None:
         _check_resume(workload, config, resume)

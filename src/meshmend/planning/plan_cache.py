@@ -33,6 +33,7 @@ from meshmend.planning.catalogue import (
     is_searched,
     payload_class,
     proved_schedule,
+    proved_short_sum,
     proved_spread,
     remember,
 )
@@ -107,8 +108,9 @@ def plan_losses(request: PlanRequest, *, for_s: float) -> int:
     for mesh in itertools.chain([request.mesh], _losses(request)):
         if n_planned and time.monotonic() > deadline:
             break
-        for call, class_bytes in planned_calls(request.sums):
-            if mesh.n_live > 1:
+        if mesh.n_live > 1:
+            proved_short_sum(mesh)
+            for call, class_bytes in planned_calls(request.sums):
                 proved_schedule(mesh, request.algorithm, call, class_bytes)
         if mesh != request.mesh:
             holders = tuple(request.mesh.rank_of[chip] for chip in mesh.live)

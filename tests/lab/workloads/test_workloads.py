@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import run
 
@@ -12,7 +13,7 @@ from PIL import Image
 from meshmend.config import JobConfig, ShardingConfig
 from meshmend.errors import InputError
 from meshmend.lab.workloads.registry import workload
-from meshmend.lab.workloads.workload import Workload, batch_of, preload
+from meshmend.lab.workloads.workload import Batch, Scores, Workload, batch_of, preload
 from meshmend.planning.plan_request import GATHER
 
 
@@ -208,3 +209,23 @@ def test_after_preload_a_workload_imports_nothing_large() -> None:
         work = workload(model)
         work.optimizer(work.model())
     assert len(set(sys.modules) - before) < 20
+
+
+@pytest.mark.parametrize(
+    ("policy", "sizes"), [("constant", [4, 5, 6]), ("shrink", [4])], ids=["constant", "shrink"]
+)
+def test_a_launcher_computes_shares_of_all_sizes_that_a_loss_may_bring(
+    policy: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("cuda", "hip", "xpu"):
+        monkeypatch.setattr(torch.version, name, None)
+    work, seen = workload("resnet"), []
+
+    def scores(model: torch.nn.Module, batch: Batch) -> Scores:
+        seen.append(len(batch[0]))
+        return work.scores(model, batch)
+
+    config = JobConfig().with_({"training.batch": 64, "training.batch_policy": policy})
+    replace(work, scores=scores).preload(config, (16, 12))
+
+    assert seen == sizes

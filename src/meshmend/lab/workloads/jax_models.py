@@ -5,7 +5,7 @@ drawn by NumPy, and a launcher asks for shapes only: it must not compute with JA
 the workers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,12 +69,15 @@ class JaxWorkload:
         """The parameters before the first step: NumPy arrays, the same in every process."""
         return self.new_params(self.seed)
 
-    def preload(self, config: JobConfig, n_chips: int) -> None:
-        """Trace what workers compute, which needs no computation, so that they need not."""
+    def preload(self, config: JobConfig, n_chips: Sequence[int]) -> None:
+        """Trace what workers compute, which needs no computation, so that they need not.
+
+        A micro-batch has the same shape after a loss.
+        """
         flat = FlatTree.of(self.params, n_notes_of(config))
         program = jax_program(self.loss, self._optimizer_of(config), flat, None)
         micro_batch = default_micro_batch(
-            config.training.batch, n_chips, by_speed=config.job.shares == BY_SPEED
+            config.training.batch, n_chips[0], by_speed=config.job.shares == BY_SPEED
         )
         program.trace(self.params, stacked([self.dataset[0]]), micro_batch)
 

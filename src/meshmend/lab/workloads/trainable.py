@@ -1,6 +1,6 @@
 """A workload as a launcher sees it, whatever framework trains it. Imports no framework."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,8 +45,11 @@ class Trainable(Protocol):
     def framework(self) -> Framework:
         """How its states become bytes."""
 
-    def preload(self, config: JobConfig, n_chips: int) -> None:
-        """Import and prepare all that the workers of so many chips need."""
+    def preload(self, config: JobConfig, n_chips: Sequence[int]) -> None:
+        """Import and prepare all that workers need.
+
+        `n_chips` says how many they are at first, and then how many they may be after a loss.
+        """
 
     def sum_sizes(self, config: JobConfig, n_chips: int) -> SumSizes:
         """Return the sizes of the sums and gathers of a step of so many chips."""

@@ -14,12 +14,14 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import default_collate
 
-from meshmend.config import JobConfig
+from meshmend.config import JobConfig, TrainingConfig
 from meshmend.errors import InputError
 from meshmend.lab.workloads.trainable import SampleSet, n_notes_of, resume_of, saving_of
 from meshmend.planning.plan_request import tile_sum
 from meshmend.topology.text import parse_tile
 from meshmend.train.core.worker_loop import SumSizes
+from meshmend.train.data.samples import batch_of as step_batch
+from meshmend.train.data.samples import share_of
 from meshmend.train.sharding.layerwise import LAMB, LARS, layerwise_groups
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
@@ -94,11 +96,13 @@ class Workload:
         """How its states become bytes."""
         return TORCH
 
-    def preload(self, config: JobConfig, n_chips: int) -> None:
+    def preload(self, config: JobConfig, n_chips: Sequence[int]) -> None:
         """Import all that workers need; compute the first step of a small model.
 
-        What PyTorch makes at its first use takes longer than a step; workers inherit it. A PyTorch
-        that knows accelerators starts threads in a backward pass, which no fork inherits.
+        What PyTorch makes at its first use takes longer than a step, and again for each size of a
+        share; workers inherit it. After a loss shares are larger, and 12 of 16 workers of a tiny
+        ResNet would spend 8 ms each. A PyTorch that knows accelerators starts threads in a backward
+        pass, which no fork inherits.
         """
         preload()
         if config.training.tile:
@@ -107,8 +111,9 @@ class Workload:
         if self.n_parameters > _MOST_PRELOADED or has_threads:
             return
         model = copy.deepcopy(self._inherited)
-        samples = range(min(self.n_samples, -(-config.training.batch // n_chips)))
-        torch.autograd.backward(self.loss(model, batch_of(self.dataset, samples)))
+        for size in _share_sizes(config.training, n_chips, self.n_samples):
+            batch = batch_of(self.dataset, range(size))
+            torch.autograd.backward(self.loss(model, batch))
         self.optimizer(model).step()
 
     def sum_sizes(self, config: JobConfig, n_chips: int) -> SumSizes:
@@ -203,6 +208,15 @@ class Workload:
     def _inherited(self) -> torch.nn.Module:
         """The model that the launcher makes once, and each worker inherits."""
         return self.model()
+
+
+def _share_sizes(what: TrainingConfig, n_chips: Sequence[int], n_samples: int) -> list[int]:
+    """Return how many samples the shares of a step may have; there are so many chips at times."""
+    sizes = set()
+    for n_live in n_chips:
+        batch = step_batch(what.batch_policy, what.batch, n_live, n_chips[0])
+        sizes |= {share_of(0, batch, rank, n_live).n_samples for rank in range(n_live)}
+    return sorted({min(size, n_samples) for size in sizes} - {0})
 
 
 def preload() -> None:

@@ -20,10 +20,9 @@ from meshmend.config import Timing
 from meshmend.errors import TransportError
 from meshmend.membership.generation import Generation
 from meshmend.planning.catalogue import (
-    SHORT_BYTES,
     Catalogue,
     CollectiveCall,
-    proved_schedule,
+    proved_short_sum,
     proved_spread,
 )
 from meshmend.planning.plan import AUTO
@@ -117,6 +116,7 @@ class Exchange:
         self._sought: _SoughtPlans | None = None  # for links that have other speeds now
         self._searcher: HostPlanner | None = None  # which makes those
         self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
+        self._short: RankProgram | None = None  # of the sum of few numbers
         self._connected: set[int] = set()  # seats with a connection of this generation
         self._planned: tuple[int, int] | None = None  # losses with plans, as last looked up
         self._look_at = 0.0
@@ -178,7 +178,7 @@ class Exchange:
         self._sums, self._agreement, self._sought = (), None, None
         is_watched = self._settings.watch_links and self.mesh.n_live > 2
         self._speeds = LinkSpeeds(self.mesh) if is_watched else None
-        self._tasks = {}
+        self._tasks, self._short = {}, None
         self._connected = set()
         self._planned, self._look_at = None, 0.0
 
@@ -208,6 +208,7 @@ class Exchange:
             check = self.transport.check
             load_or_make_plans(self._plans, self.mesh, algorithm, direct, check=check)
         self._make_tasks()
+        self._short_sum()
 
     def _make_tasks(self) -> None:
         self._tasks = {}
@@ -325,12 +326,17 @@ class Exchange:
             return [list(mine)]
         numbers = np.zeros((self.mesh.n_live, len(mine)), dtype=np.int64)
         numbers[self.rank] = mine
-        schedule, hazards = proved_schedule(self.mesh, AUTO, _SUM, SHORT_BYTES)
-        program = self._with_seats(rank_program(schedule, hazards, self.rank))
-        task = task_of(program, numbers.size, dtype="int64")
+        task = task_of(self._short_sum(), numbers.size, dtype="int64")
         self._run(task, numbers.reshape(-1).view(np.uint8))
         found: list[list[int]] = numbers.tolist()
         return found
+
+    def _short_sum(self) -> RankProgram:
+        """Return this chip's part in the sum of `gather_numbers`, made once in a generation."""
+        if self._short is None:
+            program = rank_program(*proved_short_sum(self.mesh), self.rank)
+            self._short = self._with_seats(program)
+        return self._short
 
     def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
         """Replace the payload, on every chip, with the sum of all chips' payloads."""
