@@ -1,6 +1,7 @@
 """Any `meshmend` command in a process forked from this one, which has imported torch."""
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -112,6 +113,7 @@ def meshmend_run(*arguments: str | Path, **environment: str) -> Ended:
 @cache
 def _import_all() -> None:
     """Import what commands import and load what they compute with: once, not in each of them."""
+    gc.disable()
     import torch
     import torch._dynamo.utils
     import torch.distributed.rpc
@@ -123,6 +125,8 @@ def _import_all() -> None:
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler
     load_event_loop()
     plan(Mesh((2, 2)))
+    gc.freeze()  # a collection in a fork would copy all of it
+    gc.enable()
 
 
 def _become(path: Path, arguments: list[str], environment: dict[str, str]) -> None:

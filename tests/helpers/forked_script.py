@@ -6,12 +6,15 @@ is that process. It reads what to run from standard input, one JSON object a lin
 exit status. It is started at first use and does nothing else: forks need a quiet parent.
 """
 
+import atexit
+import gc
 import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import traceback
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
@@ -88,7 +91,10 @@ def _serve() -> _Request | None:
 
 
 def _run(request: _Request) -> None:
-    """Run a script as in a process that was started for it alone."""
+    """Run a script as in a process that was started for it alone, and end; never return.
+
+    What was imported is not freed one object after another: that takes longer than most scripts.
+    """
     signal.alarm(int(HANG_S))
     os.chdir(request.cwd)
     os.environ.clear()
@@ -98,14 +104,36 @@ def _run(request: _Request) -> None:
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     sys.argv = request.line
     sys.path[0] = str(Path(request.line[0]).parent)
-    runpy.run_path(request.line[0], run_name="__main__")
+    code = 1
+    try:
+        runpy.run_path(request.line[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _load(names: list[str]) -> None:
+    """Import modules and load compiled loops, as `meshmend run` does; none of it is garbage."""
+    gc.disable()
+    for name in names:
+        import_module(name)
+    mesh = Mesh((2, 2))
+    prepare(mesh, Settings(mesh).planned_algorithm)
+    gc.freeze()
+    gc.enable()
 
 
 if __name__ == "__main__":
     die_with_parent(os.getppid())
-    for name in sys.argv[1:]:
-        import_module(name)
-    mesh = Mesh((2, 2))
-    prepare(mesh, Settings(mesh).planned_algorithm)  # loads compiled loops, as `meshmend run` does
+    _load(sys.argv[1:])
     if (request := _serve()) is not None:
         _run(request)

@@ -24,12 +24,8 @@ MOMENTS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "trainer": MOMENTS,
     "jax": ("forward", "sum", "update", "recovery"),  # one program is forward and backward
 }
-IMPORTED_OF: Final[Mapping[str, tuple[str, ...]]] = {
-    "job": TORCH,
-    "group": TORCH,
-    "trainer": (*TORCH, "meshmend.train.hf"),
-    "jax": JAX,
-}
+# The last is what `torch.compile` would import on every chip.
+_TORCH_AND_MORE: Final = (*TORCH, "meshmend.train.hf", "torch._inductor.compile_fx")
 _APART: Final = 4  # steps from one kill to the next: redo, repair, gate
 _FIRST: Final = 2  # steps before the first kill: calm
 LOSS_OF_JAX: Final = 1e-6  # a JAX job sums losses in float32
@@ -99,9 +95,8 @@ def check(row: Row, folder: Path) -> None:
     """
     (folder / "ledger").mkdir()
     script = str(Path(__file__).parent / "cell.py")
-    done = run_forked(
-        script, str(folder), json.dumps(row.arguments()), imported=IMPORTED_OF[row.front]
-    )
+    imported = JAX if row.front == "jax" else _TORCH_AND_MORE
+    done = run_forked(script, str(folder), json.dumps(row.arguments()), imported=imported)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     notes = result["notes"]
