@@ -8,6 +8,8 @@ So a test does not depend on how fast steps are. With `"framework": "jax"` it is
 `"data"` the samples have random noise, and come from a data set (`"augmented"`) or a stream
 (`"stream alone"`), or from a `DataLoader` of either (`"loader"`, `"stream"`). With
 `"shard_optimizer"` the chips share the optimizer's state. `"optimizer"` is adamw, lars or lamb.
+With `"slow_link"`, such as `[[0, 0], [0, 1]]`, the chips watch their links, and the kernel counts
+four times the usual time for this one; each chip writes down the speeds that it knows in each step.
 With `"checksum"` the data of sums has checksums. With `"compute_s"` each share takes so long, as on
 an accelerator, with `"sample_s"` each sample. With `"masters"` the model is of bfloat16, and the
 optimizer has its weights in float32.
@@ -15,6 +17,7 @@ optimizer has its weights in float32.
 Prints one JSON object: how it ended, the events, and what the ledgers say.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -82,7 +85,11 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
         if "mirror_domains" in options:
             more["mirror_domains"] = options["mirror_domains"]
         job = Job(model, optimizer, dataset, bucket_bytes=bucket_bytes, **more)
+        if "slow_link" in options:
+            count_as_slow(job, options["slow_link"])
         for features, classes in job:
+            if "slow_link" in options:
+                write_known_speeds(folder, job)
             found = model(features)
             loss = cross_entropy(found.float() if options.get("masters") else found, classes)
             optimizer.zero_grad()
@@ -94,6 +101,30 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
         return 0
 
     return body, Gradients(model, bucket_bytes).sizes()
+
+
+def count_as_slow(job: Any, ends: list[list[int]]) -> None:
+    """Let the kernel of each chip count as if all links were busy, and one of them slow."""
+    exchange = job._core._exchange
+    slow, n_looks = [tuple(end) for end in ends], itertools.count(1)
+
+    def counted() -> dict[int, tuple[int, int]]:
+        look, mine = next(n_looks), job._core.chip
+        return {
+            seat: (10**9 * look, 10**9 * look * (4 if {mine, chip} == set(slow) else 1))
+            for chip, seat in exchange._seats.items()
+        }
+
+    exchange.transport.work_done = counted
+
+
+def write_known_speeds(folder: Path, job: Any) -> None:
+    """Write down the speeds that a chip knows at the beginning of a step, and its plans' speeds."""
+    exchange, chip = job._core._exchange, ",".join(map(str, job._core.chip))
+    with (folder / f"speeds.{chip}").open("a") as file:
+        planned = " ".join(map(str, sorted(exchange.mesh.slow)))
+        generation, known = exchange.generation_number, exchange.found_speeds("")
+        file.write(f"{generation} {job.step_number} {known or 'none'} {planned or 'none'}\n")
 
 
 def named_optimizer(model: Any, name: str) -> Any:
@@ -247,7 +278,9 @@ def main() -> None:
             JobConfig(
                 mesh=MeshConfig(shape=options["mesh"], fail=tuple(options.get("fail", ()))),
                 job=RunConfig(run_dir=str(folder), check_every_step=True),
-                sums=SumConfig(checksum=bool(options.get("checksum"))),
+                sums=SumConfig(
+                    checksum=bool(options.get("checksum")), watch_links="slow_link" in options
+                ),
                 timing=Timing(
                     heartbeat_timeout_s=options.get("heartbeat_timeout_s", 60.0),
                     holder_timeout_s=options.get("holder_timeout_s", 60.0),

@@ -194,7 +194,7 @@ def test_a_job_with_a_slow_chip_trains_as_with_equal_shares_through_a_loss_and_a
     framework: str, tmp_path: Path
 ) -> None:
     """Chips compute the same shares: else samples would be lost, or used twice."""
-    options = {"mesh": "2x2", "steps": 34, "dtype": "float64", "framework": framework}
+    options = {"mesh": "2x2", "steps": 44, "dtype": "float64", "framework": framework}
     faults = ["throttle 0,1 from 2", "kill 1,1 at 18", "repair 1,1 at 22"]
 
     equal = elastic(tmp_path / "equal", **options)
@@ -204,7 +204,7 @@ def test_a_job_with_a_slow_chip_trains_as_with_equal_shares_through_a_loss_and_a
         shares="speed",
         sample_s=0.003,
         inject=faults,
-        gate=[26, [["generation", 3], ["generation", 4]]],
+        gate=[26, [["generation", 3], ["arrived", None]]],
     )
 
     assert result["finished"], result["why"]
@@ -212,8 +212,8 @@ def test_a_job_with_a_slow_chip_trains_as_with_equal_shares_through_a_loss_and_a
     assert (first["chip"], first["by"], first["step"] <= 17) == ([0, 1], [0, 0], True)
     assert first["speed"] < 0.6
     audit = result["audit"]
-    assert (audit["used"], audit["lost"], audit["repeated"]) == (34 * 48, 0, 0)
-    assert (audit["faults"], audit["split"], audit["hashed"]) == ([], [], 34)
+    assert (audit["used"], audit["lost"], audit["repeated"]) == (44 * 48, 0, 0)
+    assert (audit["faults"], audit["split"], audit["hashed"]) == ([], [], 44)
     if framework == "torch":  # JAX's weights of the last layer are of float32 here
         assert losses(result) == pytest.approx(losses(equal), abs=1e-9)
 

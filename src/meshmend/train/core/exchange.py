@@ -112,7 +112,7 @@ class Exchange:
         self._catalogue: Catalogue | None = None
         self._sums: SumSizes = ()
         self._agreement: PlanAgreement | None = None  # None: this generation has searched plans
-        self._speeds: LinkSpeeds | None = None  # None: nobody watches the links
+        self._speeds: LinkSpeeds | None = None  # None: nobody watches the links, or has begun to
         self._sought: _SoughtPlans | None = None  # for links that have other speeds now
         self._searcher: HostPlanner | None = None  # which makes those
         self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
@@ -176,8 +176,7 @@ class Exchange:
         self.rank = self.mesh.rank_of[self._chip]
         self._catalogue = Catalogue(self.mesh, self._settings.algorithm, 0, self.rank)
         self._sums, self._agreement, self._sought = (), None, None
-        is_watched = self._settings.watch_links and self.mesh.n_live > 2
-        self._speeds = LinkSpeeds(self.mesh) if is_watched else None
+        self._speeds = None
         self._tasks, self._short = {}, None
         self._connected = set()
         self._planned, self._look_at = None, 0.0
@@ -261,15 +260,35 @@ class Exchange:
 
     def is_look_due(self) -> bool:
         """Count a step; return whether all chips call `look_at_links` before it."""
-        return self._speeds is not None and self._speeds.is_due()
+        if not self._settings.watch_links or self.mesh.n_live <= 2:
+            return False
+        return self._speeds is None or self._speeds.is_due()
 
-    def look_at_links(self) -> tuple[SlowLink, ...]:
+    def found_speeds(self, known: str) -> str:
+        """Return the speeds of links that this generation has found, for the training state.
+
+        They are the same on all chips that have done the same steps. If nobody looks at links in
+        this generation, they are those that were known.
+        """
+        return known if self._speeds is None else " ".join(map(str, self._speeds.found))
+
+    def look_at_links(self, known: str) -> tuple[SlowLink, ...]:
         """Return the links that have another speed than was known; all chips find the same ones.
 
-        The job goes on with the plans that it has until there are some for these speeds:
+        The first look of a generation begins with the speeds that earlier ones have found. The job
+        goes on with the plans that it has until there are some for the speeds that are known now:
         `swap_plans` takes them.
         """
-        assert self._speeds is not None, "nobody watches the links"
+        if self._speeds is None:
+            self._speeds = LinkSpeeds(self.mesh, known)
+            if self._speeds.mesh != self.mesh and self._sums:
+                self._seek_plans(self._speeds.mesh)
+            # Those of a checkpoint are news to whoever watches the job.
+            return self._speeds.found if self._generation.number == _FIRST_GENERATION else ()
+        ways, n_bytes = self._speeds.probes()
+        if ways:
+            cuts = [number * n_bytes for number in range(len(ways) + 1)]
+            self.send_parts(np.empty(cuts[-1], dtype=np.uint8), cuts, ways)
         done, work = self.transport.work_done(), []
         for other in self.mesh.neighbor_ranks[self.rank].tolist():
             seat = self._seats[self.mesh.live[other]] if other >= 0 else -1

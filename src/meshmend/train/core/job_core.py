@@ -196,6 +196,7 @@ class JobCore:
         shares = settings.shares or self._environment.shares
         check_shares_by(shares)
         self._speeds = ChipSpeeds() if shares == BY_SPEED else None
+        self._links = ""  # speeds of links that were found, as of the last step
         self._began = 0.0  # when this chip began to compute its share
         self._checks: ShareChecks | None = None  # None if nothing is computed twice
         self.after_step: list[Callable[[], object]] = []  # called after each step that counts
@@ -345,7 +346,7 @@ class JobCore:
 
     def _look_at_links(self) -> None:
         assert self._exchange is not None, "without a loop there are no links"
-        for each in self._exchange.look_at_links():
+        for each in self._exchange.look_at_links(self._links):
             if self.rank == 0:
                 event = LinkRestored if each.speed == 1 else LinkSlow
                 report = event(str(each.link), each.speed, self.step_number, self.chip)
@@ -503,6 +504,8 @@ class JobCore:
         self._position += share.batch
         self._is_stopped |= self._learner.is_last
         self._right_until = None
+        if self._exchange is not None:
+            self._links = self._exchange.found_speeds(self._links)
         if self.calls is not None:
             self.calls.forget(is_own_step=True)
         self._ledger.write_done(self.step_number, number, self._position)
@@ -612,8 +615,11 @@ class JobCore:
         return Finding(is_void=True) if is_strange else None
 
     def _compared_progress(self) -> dict[str, str]:
-        """Return what all chips must know alike to have shares of one batch."""
-        return {"progress.speeds": self._speeds.state() or "equal"} if self._speeds else {}
+        """Return what all chips must know alike to have shares of one batch, and one plan."""
+        progress = {"progress.links": self._links or "as given"}
+        if self._speeds:
+            progress["progress.speeds"] = self._speeds.state() or "equal"
+        return progress
 
     def _mend(self, step: int, holders: Sequence[Chip]) -> None:
         """Give the state of some chips to all others, in the middle of a step."""
@@ -790,6 +796,7 @@ class JobCore:
                 "stopped": self._is_stopped,
                 "right_until": self._checks.right_until if self._checks else None,
                 "speeds": self._speeds.state() if self._speeds else "",
+                "links": self._links,
             },
         }
 
@@ -805,6 +812,7 @@ class JobCore:
             self._checks.go_back(state["progress"].get("right_until"))
         if self._speeds is not None:
             self._speeds.load(state["progress"])
+        self._links = state["progress"].get("links") or ""
         if self.calls is not None:
             self.calls.forget(is_own_step=False)
 
