@@ -995,9 +995,11 @@ def _assignment(text: str) -> tuple[str, str]:
 
 def _check_key(key: str, source: str, command: str = "") -> None:
     if key not in LEAVES:
-        similar = get_close_matches(key, LEAVES, n=1)
-        advice = f"did you mean {similar[0]}?" if similar else "docs/settings.md lists them"
-        raise InputError(f"{source}: there is no setting {key[:60]!r}; {advice}")
+        similar = get_close_matches(key, LEAVES, n=1, cutoff=0.7)
+        advice = f"did you mean {similar[0]}? " if similar else ""
+        raise InputError(
+            f"{source}: there is no setting {key[:60]!r}; {advice}docs/settings.md lists all"
+        )
     if command and not COMMANDS[command].is_read(key):
         raise InputError(f"{source} {key} has no effect: meshmend {command} does not read it")
 

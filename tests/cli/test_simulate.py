@@ -48,6 +48,21 @@ def test_all_algorithms_stand_beside_the_limit_and_none_is_below_it(
         assert 0 < result["max_link_utilisation"] <= 1
 
 
+def test_the_cost_of_a_hole_stands_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    before = printed_json(capsys, "simulate", "--mesh", "4x4", "--algorithm", "auto")
+    now = printed_json(capsys, "simulate", *HOLE)
+
+    assert run_line(["simulate", *HOLE]) == 0
+
+    (was,) = before["results"]
+    best = next(each for each in now["results"] if each["chips"] == 12)
+    assert now["whole_mesh_time_s"] == was["time_s"]
+    assert "whole_mesh_time_s" not in before
+    text = capsys.readouterr().out
+    assert f"on 4x4; with what has failed {best['algorithm']} takes " in text
+    assert f", {best['time_s'] / was['time_s'] - 1:.1%} longer\n" in text
+
+
 def test_a_sweep_prints_every_payload_and_draws_the_curve(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

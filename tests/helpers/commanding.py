@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import logging
 import os
 import signal
 import sys
@@ -137,6 +138,7 @@ def _become(path: Path, arguments: list[str], environment: dict[str, str]) -> No
             os.dup2(os.open(f"{path}.{kind}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), fd)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115  # to the end
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        logging.getLogger().handlers.clear()  # pytest's, which would keep what is logged here
         faulthandler.register(_PRINT_STACKS, file=2)
         os.environ.update(environment)
         code = main.run_line(arguments)

@@ -75,6 +75,7 @@ def test_a_block_in_the_middle_leaves_the_larger_side_or_six_rows() -> None:
     assert (box.mesh, box.what) == (parse_mesh("8x4"), "the intact box 8x4@0,4")
     assert (lines.mesh, lines.what) == (parse_mesh("8x6"), "all but 2 columns")
     assert without_lines(mesh, axis=0).what == "all but 4 rows"
+    assert without_lines(parse_mesh("4x4").without("1,1"), axis=0).what == "all but 1 row"
 
 
 def test_a_box_that_spans_an_axis_keeps_its_wrap() -> None:

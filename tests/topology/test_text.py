@@ -106,7 +106,7 @@ def test_a_failure_that_cannot_be_read_is_refused_with_the_ways_to_write_one(tex
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rack:0,0", r"region needs one of \['board', 'host'\], but got 'rack'"),
+        ("rack:0,0", r"a region needs to be a board or host, but got 'rack'"),
         ("2@3,4", "the block 2 has 1 and its start 3,4 has 2"),
         ("link:3,4-3,4", "two different chips"),
         ("board:3", "two axes or more"),

@@ -280,6 +280,25 @@ print("not waited for:", Path("DONE").exists())
     assert "[0,1] not waited for: True" in ended.stdout
 
 
+def test_an_exception_of_one_chip_is_shown_though_the_others_train_on(tmp_path: Path) -> None:
+    body = """
+job = Job(model, optimizer, dataset, batch=4, steps=6)
+for features, targets in job:
+    loss = torch.nn.functional.mse_loss(model(features), targets)
+    loss.backward()
+    if job.step_number == 3 and job.chips[job.rank] == (0, 1):
+        raise ValueError("a bug")
+    job.step(loss)
+"""
+
+    ended = meshmend_run("--elastic", "--mesh", "1x2", script_of(tmp_path, body))
+
+    assert ended.returncode == 0
+    assert "chip (0, 1) failed, and the job went on without it:\nTraceback" in ended.stderr
+    assert ended.stderr.count('raise ValueError("a bug")') == 1
+    assert "6 steps" in ended.stderr
+
+
 def script_of(folder: Path, body: str) -> str:
     """Write a loop over a small job of four samples a step; return its path."""
     script = folder / "loop.py"

@@ -59,6 +59,16 @@ def test_auto_starts_goes_on_and_says_that_the_job_is_finished(
     assert "finished: 60 of 60 steps" in caplog.text
 
 
+def test_the_last_step_is_saved_whatever_its_number(tmp_path: Path) -> None:
+    """So that the same command, given again, has nothing to do again."""
+    first = trained(tmp_path, 25, resume="auto")
+    again = trained(tmp_path, 25, resume="auto")
+
+    assert complete_steps(tmp_path) == [10, 20, 25]
+    assert again.step_number == 25
+    assert torch.equal(*(job.state()["model"]["weight"] for job in (first, again)))
+
+
 def test_auto_needs_a_folder_and_a_first_start_with_a_folder_names_the_way_out(
     tmp_path: Path,
 ) -> None:

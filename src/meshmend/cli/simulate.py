@@ -37,7 +37,7 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.planning.bucket_comparison import BucketComparison
-    from meshmend.planning.comparison import Comparison
+    from meshmend.planning.comparison import Comparison, Price
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
 
@@ -210,14 +210,18 @@ def simulate_command(
                 progress=part,
             )
             results.append(result)
+    intact = None
+    if len(results) == 1 and names in (["all"], ["auto"]) and tile is None and slices is None:
+        intact = _on_whole_mesh(results[0])
     if as_json:
-        print_json(_document(results))
+        print_json(_document(results, intact))
     else:
         _print_head(results[0])
         if len(results) > 1:
             _print_sweep(results)
         else:
             _print_comparison(results[0])
+            _print_cost(results[0], intact)
         _note_refused(results[0])
     if save_trace is not None:
         _write_trace(results[0], save_trace)
@@ -300,12 +304,25 @@ def _simulate_buckets(
         _print_buckets(result)
 
 
-def _document(results: "list[Comparison]") -> dict[str, Any]:
+def _on_whole_mesh(result: "Comparison") -> "Price | None":
+    """Return what the sum took before anything failed or got slow; None if nothing has."""
+    from meshmend.planning.comparison import compared
+    from meshmend.topology.mesh import Mesh
+
+    whole = Mesh(result.mesh.shape, result.mesh.wrap)
+    if whole == result.mesh or result.limit.collective != "allreduce":
+        return None  # the payload of others depends on the number of chips
+    found = compared(whole, result.fabric, result.payload_bytes, ["auto"], cache_dir=cache_dir())
+    return found.winner
+
+
+def _document(results: "list[Comparison]", intact: "Price | None") -> dict[str, Any]:
     from meshmend.planning.comparison import crossovers
 
     fabric = asdict(results[0].fabric)
     if len(results) == 1:
-        return {"fabric": fabric, **results[0].summary()}
+        before = {} if intact is None else {"whole_mesh_time_s": intact.time_s}
+        return {"fabric": fabric, **results[0].summary(), **before}
     return {
         "fabric": fabric,
         "sweep": [result.summary() for result in results],
@@ -367,6 +384,20 @@ def _print_comparison(result: "Comparison") -> None:
     for price in result.prices:
         if price.detail:
             print(f"{price.name}: {price.detail}")
+
+
+def _print_cost(result: "Comparison", intact: "Price | None") -> None:
+    """Print what the failures cost, next to the sum on the whole mesh."""
+    from meshmend.units import format_time
+
+    if intact is None:
+        return
+    now_s, before_s = result.winner.time_s, intact.time_s
+    change = f"{abs(now_s - before_s) / before_s:.1%} {'longer' if now_s >= before_s else 'less'}"
+    print(
+        f"\nwhole mesh   {format_time(before_s)} on {'x'.join(map(str, result.mesh.shape))}; with "
+        f"what has failed {result.winner.name} takes {format_time(now_s)}, {change}"
+    )
 
 
 def _print_sweep(results: "Sequence[Comparison]") -> None:

@@ -227,6 +227,7 @@ class _Launcher:
         self._chip_counts: list[int] = []
         self._handled_pids: set[int] = set()  # processes whose end was handled
         self._failures: list[str] = []
+        self._untold: dict[str, Chip] = {}  # tracebacks, and the chips that ended with them
         self._refusals: list[str] = []  # those of the failures that are of bad input
         self._left_early: list[str] = []
         self._trained: set[Chip] = set()  # chips that have finished a step
@@ -300,6 +301,8 @@ class _Launcher:
                 break
         self._await_last_events()
         self._handle_ended_workers(is_last=True)
+        if self._over_since is not None and not self._why_failed:
+            self._tell_failures()
 
     def report_missed(self) -> None:
         """Report the faults that were not injected because the job was over before."""
@@ -469,6 +472,7 @@ class _Launcher:
 
     def _handle_step(self, event: WorkerStepped) -> None:
         """Handle a step that a worker has finished."""
+        self._tell_failures()
         self._trained.add(event.chip)
         if (child := self._processes.workers.get(event.chip)) is not None:
             self._stepping_pids.add(child.pid)
@@ -480,6 +484,15 @@ class _Launcher:
             n_chips = self._chip_counts[-1] if self._chip_counts else 1
             done = StepFinished(event.step, event.generation, n_chips, event.loss, event.samples)
             self._report(done, at=event.at)
+
+    def _tell_failures(self) -> None:
+        """Print the tracebacks of workers that failed, since the job went on without them.
+
+        A job that fails ends with that of the first worker instead.
+        """
+        for text, chip in self._untold.items():
+            _log.error("chip %s failed, and the job went on without it:\n%s", chip, text.rstrip())
+        self._untold.clear()
 
     def _plan_ahead(self) -> None:
         if self._view.generation and self._sums:
@@ -519,6 +532,8 @@ class _Launcher:
             words = f"chip {chip} failed: {child.traceback.strip().splitlines()[-1]}"
             is_line = child.traceback.strip().count("\n") == 0
             self._failures.append(words if is_line else f"{words}\n{child.traceback}")
+            if not is_line:
+                self._untold.setdefault(child.traceback, chip)
         elif (injected := self._injector.pop_self_injected(chip, self._step)) is not None:
             self._control.expect_deaths(injected.chips)
             self._record_injected(injected, child.ended)

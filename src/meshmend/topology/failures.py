@@ -105,7 +105,8 @@ def region(kind: str, chip: Chip) -> Block:
         TopologyError: an unknown kind, or a chip with fewer than two axes.
     """
     if kind not in REGION_SHAPES:
-        raise TopologyError(f"region needs one of {sorted(REGION_SHAPES)}, but got {kind!r}")
+        known = " or ".join(sorted(REGION_SHAPES))
+        raise TopologyError(f"a region needs to be a {known}, but got {kind!r}; {_HOW_TO_WRITE}")
     if len(chip) < 2:
         raise TopologyError(f"a {kind} needs a mesh of two axes or more, but got chip {chip}")
     shape = board_shape(len(chip), kind)
@@ -129,7 +130,7 @@ def parse_failure(text: str) -> Failure:
             one, other = word.removeprefix("link:").split("-")
             return Link.between(_chip(one), _chip(other))
         kind, colon, at = word.partition(":")
-        if colon:
+        if colon and kind.isalpha():
             return region(kind, _chip(at))
         shape, at_sign, origin = word.rpartition("@")
         chip = _chip(origin)

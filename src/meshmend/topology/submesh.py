@@ -120,8 +120,10 @@ def without_lines(mesh: Mesh, axis: int | None = None) -> IntactPart:
     )
     ranks = np.array([mesh.rank_of[chip] for chip in chips], dtype=np.int32)
     dropped = mesh.shape[axis] - len(lines)
-    name = ("rows", "columns")[axis] if len(shape) == 2 else f"lines across axis {axis}"
-    return IntactPart(Mesh(shape, mesh.wrap), ranks, f"all but {dropped} {name}")
+    plural = "" if dropped == 1 else "s"
+    name = ("row", "column")[axis] if len(shape) == 2 else "line"
+    where = "" if len(shape) == 2 else f" across axis {axis}"
+    return IntactPart(Mesh(shape, mesh.wrap), ranks, f"all but {dropped} {name}{plural}{where}")
 
 
 def _ranges(size: int) -> list[Range]:

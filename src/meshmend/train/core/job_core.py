@@ -353,7 +353,7 @@ class JobCore:
                 coordinator_client().report(report)
 
     def _leave(self) -> None:
-        """Leave the job at once, because a `break` has ended the loop: the others must not wait.
+        """Leave the job at once, because the loop has ended early: the others must not wait.
 
         An exception cannot be raised here: Python drops those of a loop that is given up.
         """
@@ -361,9 +361,9 @@ class JobCore:
             return
         sys.stderr.write(  # on a line of its own, whatever the loop has begun to print
             f"\nmeshmend: chip {self._environment.chip} has left its job after step "
-            f"{self.step_number} of {self._settings.steps}: the loop over the job ended early; "
-            "the chips that stay train on without it. To end the job on all chips, call "
-            "job.stop()\n"
+            f"{self.step_number} of {self._settings.steps}: the loop over the job ended early, by a "
+            "break or an exception; the chips that stay train on without it. To end the job on all "
+            "chips, call job.stop()\n"
         )
         self._loop.is_over = True
         self._ledger.close()
@@ -727,6 +727,7 @@ class JobCore:
             shard=self.rank,
             n_shards=self.world_size,
             origin=self._origin,
+            is_last=self.is_finished,
             right_until=self._checks.right_until if self._checks else None,
         )
 

@@ -269,14 +269,18 @@ class StepSaving:
         shard: int,
         n_shards: int,
         origin: Callable[[], Origin],
+        is_last: bool,
         right_until: int | None = None,
     ) -> None:
-        """Begin to write this chip's shard of a checkpoint, if one is due after this step."""
+        """Begin to write this chip's shard of a checkpoint, if one is due after this step.
+
+        One is always due after the last step of a job: who resumes it has nothing to do again.
+        """
         if self._writer is None:
             return
         self._writer.right_until = right_until
         self._writer.note_step(step, generation)
-        if self._writer.is_due(step):
+        if is_last or self._writer.is_due(step):
             self._writer.begin(
                 state,
                 step=step,

@@ -410,6 +410,7 @@ class ElasticGroup:
             tile=self._tile,
             generation=loop.generation,
             mark=f"loss {self.loss.hex()}",
+            is_last=self.is_finished,
         )
 
     def _whole_state(self) -> dict[str, Any]:

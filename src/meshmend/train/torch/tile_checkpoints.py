@@ -42,6 +42,7 @@ class TileCheckpoints:
         tile: tuple[int, ...],
         generation: Generation,
         mark: str,
+        is_last: bool,
     ) -> None:
         """Begin to write this chip's part, if a checkpoint is due and no twin is to write it.
 
@@ -66,6 +67,7 @@ class TileCheckpoints:
                 chip=chip,
                 digest=mark,
             ),
+            is_last=is_last,
         )
 
     def finish(self) -> None:
