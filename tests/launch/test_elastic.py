@@ -176,6 +176,10 @@ def test_four_chips_that_lose_one_and_get_it_back_have_the_losses_of_the_plain_l
     assert found.hashed > 0
     assert not found.split
     assert "100 steps; samples: 6400 used, 0 lost, 0 repeated; replicas equal" in ran.err
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert f"meshmend: report {tmp_path / 'run' / 'report.html'}" in ran.err
+    assert "Training gated_loop.py on 2x2" in report
+    assert "kill 0,1" in report
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,8 @@ def _run_elastic(
         note(f"meshmend: the job did not finish: {what}")
         print(trace, end="", file=sys.stderr)
         return BAD_INPUT if result.outcome.is_refused else 1
+    if result.report:
+        note(f"meshmend: report {result.report}")
     note(f"meshmend: {_summary(result)}")
     for words in (*result.audit.faults, *result.audit.unchecked):
         note(f"meshmend: {words}")

@@ -37,7 +37,8 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.planning.bucket_comparison import BucketComparison
-    from meshmend.planning.comparison import Comparison, Price
+    from meshmend.planning.comparison import Comparison
+    from meshmend.planning.pricing import Price
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
 

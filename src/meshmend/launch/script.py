@@ -2,8 +2,8 @@
 
 `run_job` starts one worker per live chip, watches them, and ends them all when one fails.
 `run_script` survives lost chips: the script builds a `meshmend.train.Job` or `JaxJob` and loops
-over it, or loops over `meshmend.torch.steps`. The run's folder holds its ledgers and events;
-without `run_dir` it is a temporary folder, which is removed at the end.
+over it, or loops over `meshmend.torch.steps`. The run's folder holds its ledgers, its
+events and its report; without `run_dir` it is a temporary folder, which is removed at the end.
 
 The workers are forked from this process, which has imported torch and made the plans: sixteen
 start in the time of one. It may import JAX but must not compute with it: JAX then starts threads,
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,7 @@ from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.elastic import IN_TESTBED, ElasticJob, Outcome, run_elastic, testbed_of
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.run_log import run_log
+from meshmend.launch.run_report import end_event, write_report
 from meshmend.launch.supervisor import Supervisor
 from meshmend.launch.termination import TERMINATED, terminable
 from meshmend.launch.worker import (
@@ -42,18 +44,20 @@ from meshmend.launch.worker import (
 from meshmend.membership.events import (
     Event,
     GenerationBegan,
+    RunStarted,
     StepFinished,
     TimedEvent,
     WriteFailed,
     missing_checkpoints,
 )
+from meshmend.pages.report.training_run import training_run
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.environment import Environment
 from meshmend.planning.settings import settings_of
 from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import configured_mesh
+from meshmend.topology.text import configured_mesh, mesh_words
 from meshmend.train.data.audit import Audit, audit
 from meshmend.transport.event_loop import load_event_loop
 
@@ -192,6 +196,7 @@ class ScriptResult:
     audit: Audit
     n_done: int = 0
     missing: tuple[int, ...] = ()
+    report: str | None = None  # its path; None if the run has no folder that stays, or no step
 
 
 def run_script(
@@ -217,6 +222,7 @@ def run_script(
         prepare(mesh, _algorithm(config, mesh))
         with run_log(folder / "events.jsonl") as log:
             kept: list[Event] = []
+            log.add(TimedEvent(0.0, _start_event(mesh, script)))
 
             def on_event(event: TimedEvent) -> None:
                 log.add(event)
@@ -233,12 +239,28 @@ def run_script(
                     page=page,
                 )
             )
-        return ScriptResult(
-            outcome,
-            audit(folder / "ledger", kept),
-            max((each.step for each in kept if isinstance(each, StepFinished)), default=0),
-            missing_checkpoints(kept),
-        )
+            found = audit(folder / "ledger", kept)
+            n_done = max((each.step for each in kept if isinstance(each, StepFinished)), default=0)
+            if config.job.run_dir:
+                log.add(end_event(outcome, found, training_run(log.lines()), {}))
+        report = None
+        if config.job.run_dir and n_done:
+            report = write_report(training_run(log.lines()), folder)
+        return ScriptResult(outcome, found, n_done, missing_checkpoints(kept), report)
+
+
+def _start_event(mesh: Mesh, script: Script) -> RunStarted:
+    """Return the first event of a run; the script knows how many steps there are, and of what."""
+    words, date = mesh_words(mesh), datetime.now(UTC).isoformat(timespec="seconds")
+    return RunStarted(
+        mesh=words["shape"],
+        wrap=words["wrap"],
+        fail=tuple(words["fail"]),
+        steps=0,
+        batch=0,
+        date=date,
+        model=Path(script.name).name,
+    )
 
 
 @contextmanager

@@ -19,24 +19,21 @@ from meshmend.config import JobConfig
 from meshmend.errors import InputError
 from meshmend.files import why_unwritten, write_whole
 from meshmend.lab.workloads.trainable import Trainable, resume_of, saving_of
-from meshmend.launch.elastic import ElasticJob, MoreFaults, Outcome, run_elastic
+from meshmend.launch.elastic import ElasticJob, MoreFaults, run_elastic
 from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.run_log import run_log
+from meshmend.launch.run_report import end_event, write_report
 from meshmend.launch.worker import compute_in_one_thread
 from meshmend.locks import held_lock
 from meshmend.membership.events import (
     Event,
     GenerationBegan,
-    RunEnded,
     RunStarted,
-    SampleCounts,
-    StateRestored,
     StepFinished,
     TimedEvent,
 )
 from meshmend.pages.report.tensorboard import TensorBoardLog
-from meshmend.pages.report.training_page import training_page
 from meshmend.pages.report.training_run import TrainingRun, training_run
 from meshmend.planning.plan_cache import board_losses
 from meshmend.topology.text import configured_mesh, mesh_words
@@ -118,12 +115,12 @@ def train(
         )
         so_far = training_run(log.lines())
         found = audit(folder / "ledger", members)
-        ended = _end_event(outcome, found, so_far, folder)
+        ended = end_event(outcome, found, so_far, _read_evaluation(folder / _EVALUATION))
         on_event(ended)
     run = training_run(log.lines())
     summary = plain(ended.event)
     del summary["event"]
-    summary |= {"run_dir": str(folder), "report": _report(run, folder / "report.html")}
+    summary |= {"run_dir": str(folder), "report": write_report(run, folder)}
     failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"
     why = (
         failure
@@ -198,16 +195,6 @@ def _check_resume(workload: Trainable, config: JobConfig, folder: Path) -> int:
     return found.step
 
 
-def _report(run: TrainingRun, path: Path) -> str | None:
-    """Write the report and return its path; if it cannot be written, log why and return None."""
-    try:
-        write_whole(path, training_page(run), is_durable=False)
-    except OSError as error:
-        _log.error("the report cannot be written to %s: %s", path, error.strerror)
-        return None
-    return str(path)
-
-
 def _why_untrusted(found: Audit, *, is_asked: bool) -> str:
     """Return why a finished run cannot be trusted, or an empty text.
 
@@ -266,40 +253,6 @@ def _read_evaluation(path: Path) -> dict[str, float]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def _end_event(outcome: Outcome, found: Audit, so_far: TrainingRun, folder: Path) -> TimedEvent:
-    """Return the last event of a run, with its figures from its events and its ledgers."""
-    chips = [
-        count for at, count in enumerate(outcome.chips) if at == 0 or count != outcome.chips[at - 1]
-    ]
-    event = RunEnded(
-        steps=so_far.n_done,
-        first_loss=so_far.first_loss,
-        final_loss=so_far.final_loss,
-        replicas_equal=found.replicas_equal,
-        samples=_sample_counts(found),
-        chips=tuple(chips),
-        faults=tuple(recovery.event() for recovery in outcome.recoveries),
-        evaluation=_read_evaluation(folder / _EVALUATION),
-        redone=found.redone,
-        restores=tuple(StateRestored(each.step, each.lost) for each in found.restores),
-        history_faults=found.faults,
-        unchecked=found.unchecked,
-        missing_checkpoints=so_far.missing_checkpoints,
-    )
-    return TimedEvent(so_far.duration_s, event)
-
-
-def _sample_counts(found: Audit) -> SampleCounts:
-    """Return the counts of samples.
-
-    If a ledger is incomplete and nothing else is wrong, only the used samples are known: the result
-    has no counts of lost and repeated samples.
-    """
-    if found.unchecked and not found.lost and not found.repeated:
-        return SampleCounts(found.used)
-    return SampleCounts(found.used, found.lost, found.repeated)
 
 
 def new_run_dir(parent: Path) -> Path:

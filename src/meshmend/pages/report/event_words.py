@@ -241,10 +241,9 @@ def chips_words(chips: Iterable[Chip]) -> str:
 def _started(event: events.RunStarted) -> str:
     wrap = "" if event.wrap in {"", "none"} else f" wrap {event.wrap}"
     fail = f" less {', '.join(event.fail)}" if event.fail else ""
-    return (
-        f"training {model_words(event)} on mesh {event.mesh}{wrap}{fail}: "
-        f"{counted(event.steps, 'step')} of {counted(event.batch, 'sample')}"
-    )
+    amount = f": {counted(event.steps, 'step')} of {counted(event.batch, 'sample')}"
+    known = amount if event.steps else ""  # only the script knows, if it is one's own
+    return f"training {model_words(event)} on mesh {event.mesh}{wrap}{fail}{known}"
 
 
 def _began(event: events.GenerationBegan) -> str:

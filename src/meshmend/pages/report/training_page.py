@@ -87,8 +87,7 @@ def training_page(run: TrainingRun) -> str:
         f"<h1>Training {escape(title)}</h1>",
         f'<p class="soft">{escape(_when(run))}</p>',
         _figures(run),
-        "<h2>Loss</h2>",
-        card(loss_svg(run), look="chart"),
+        *(["<h2>Loss</h2>", card(loss_svg(run), look="chart")] if _has_losses(run) else []),
         "<h2>What happened when</h2>",
         card(timeline_svg(run), look="chart"),
         _why_rates_differ(run),
@@ -124,25 +123,37 @@ def _figures(run: TrainingRun) -> str:
     if run.repairs_s:
         worst += f", back after at most {seconds(max(run.repairs_s))}"
     loss = f"{run.first_loss:.3g} → {run.final_loss:.3g}" if len(run.steps) else "-"
+    used = headline("samples used", f"{samples.used:,}", ledger, mood="bad" if wrong else "")
+    rate = rate_words(run.mean_samples_per_s)
     figures = [
         headline("steps", f"{run.n_done:,}", f"of {run.n_steps:,}"),
-        headline("training loss", loss, "first and final step"),
-        headline("samples used", f"{samples.used:,}", ledger, mood="bad" if wrong else ""),
+        headline("training loss", loss, "first and final step") if _has_losses(run) else "",
+        used if _has_samples(run) else "",
         headline("replicas", replicas, "bit for bit, at the end", mood=mood),
         headline("median recovery from faults", seconds(run.median_recovery_s), worst),
         headline("chips at work", _chips(run), f"of {run.mesh.n_chips}"),
-        headline(
-            "throughput", rate_words(run.mean_samples_per_s), "samples per second, faults included"
-        ),
+        headline("throughput", rate, "samples per second, faults included")
+        if _has_samples(run)
+        else "",
     ]
     for name, value in run.evaluation.items():
         figures.append(headline(f"held-out {name}", f"{value:.4g}", "on samples not trained on"))
     return f'<div class="figures">{"".join(figures)}</div>'
 
 
+def _has_losses(run: TrainingRun) -> bool:
+    """Whether the loop tells its losses: one over `meshmend.torch.steps` does not."""
+    return not len(run.steps) or bool(np.isfinite(run.steps.loss).any())
+
+
+def _has_samples(run: TrainingRun) -> bool:
+    """Whether the job shares out the samples, and so counts them."""
+    return not len(run.steps) or bool(run.samples.used)
+
+
 def _why_rates_differ(run: TrainingRun) -> str:
     """Return why the throughput changes with the chips, if their number changed."""
-    if len(set(run.chips)) < 2:
+    if len(set(run.chips)) < 2 or not run.start.policy:  # a script of one's own does not tell it
         return ""
     words = "The batch shrinks with the chips, so fewer chips do fewer samples a step."
     if run.start.policy == "constant":
@@ -309,9 +320,8 @@ def _configuration(run: TrainingRun) -> str:
         "seed": start.seed,
         "batch policy": start.policy,
     }
-    rows = [
-        (name, escape(str(value))) for name, value in settings.items() if value not in (None, "")
-    ]
+    unknown = (None, "") if start.steps else (None, "", 0)  # a script of one's own tells nothing
+    rows = [(name, escape(str(value))) for name, value in settings.items() if value not in unknown]
     return f"<h2>Configuration</h2>{card(table((), rows, left=(1,)))}"
 
 
@@ -397,7 +407,7 @@ def timeline_svg(run: TrainingRun) -> str:
     marks += _chips_strip(run, across, Span(0, run.mesh.n_chips, 90), bottom)
     bottom += 90 + 36
     times, rate = samples_per_s(run)
-    if len(times):
+    if len(times) and _has_samples(run):
         down = Span(0, float(rate.max()), 130)
         marks += value_axis(
             down, bottom, f"samples per second, mean over {seconds(smoothing_s(run))}"

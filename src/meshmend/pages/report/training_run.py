@@ -233,13 +233,15 @@ def training_run(lines: Iterable[str]) -> TrainingRun:
     starts = [timed.event for timed in events if isinstance(timed.event, RunStarted)]
     start = starts[0]
     mesh = parse_mesh(start.mesh, wrap=start.wrap or "none", fail=start.fail)
+    steps = _steps(events)
+    n_steps = max(each.steps for each in starts)  # 0 if only the script knows
     last = [each.event for each in events if isinstance(each.event, RunStarted | RunEnded)][-1]
     return TrainingRun(
         start=start,
         mesh=mesh,
-        n_steps=max(each.steps for each in starts),
+        n_steps=n_steps or (int(steps.step[-1]) if len(steps) else 0),
         duration_s=max(timed.t for timed in events),
-        steps=_steps(events),
+        steps=steps,
         generations=tuple(
             _generation(timed.event, timed.t, mesh)
             for timed in events

@@ -361,9 +361,9 @@ class JobCore:
             return
         sys.stderr.write(  # on a line of its own, whatever the loop has begun to print
             f"\nmeshmend: chip {self._environment.chip} has left its job after step "
-            f"{self.step_number} of {self._settings.steps}: the loop over the job ended early, by a "
-            "break or an exception; the chips that stay train on without it. To end the job on all "
-            "chips, call job.stop()\n"
+            f"{self.step_number} of {self._settings.steps}: the loop over the job ended early, by "
+            "a break or an exception; the chips that stay train on without it. To end the job on "
+            "all chips, call job.stop()\n"
         )
         self._loop.is_over = True
         self._ledger.close()
