@@ -34,7 +34,7 @@ from meshmend.planning.lowering import lowered
 
 WHOLE = Mesh((4, 4))
 HOLES = ("2x2@0,2", None, "2x2@2,0")  # where the hole is in each part of the run; None: no hole
-STEPS, BATCH, LEARNING_RATE = 20, 48, 0.5
+STEPS, BATCH, LEARNING_RATE = 8, 48, 0.5
 ROWS = BATCH // 12  # of the batch per chip, at most; where there are fewer, the rest weighs nothing
 
 

@@ -33,6 +33,7 @@ def compile_schedules() -> None:
         trees = plan(_HOLE, "trees", collective=collective)
         trees.predicted()
         trees.limit()
+    plan(_HOLE, collective="all-to-all").limit()
 
 
 def compile_lowering() -> None:

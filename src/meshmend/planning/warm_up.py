@@ -81,8 +81,9 @@ def exchange() -> None:
 
 
 def plans() -> None:
-    """Plan for a mesh that lost a board."""
+    """Plan for a mesh that lost a board, and for tiles of it."""
     plan(_MESH)
+    plan(_MESH, tile="2x2")
 
 
 PARTS: Final[Mapping[str, Callable[[], None]]] = {

@@ -52,6 +52,9 @@ class CapacityLinks:
     capacity: NDArray[np.int64]
     unit: int
 
+    def __post_init__(self) -> None:
+        self.ends.flags.writeable = False  # as a mesh's are: or kernels are compiled once more
+
     def cut(self, part_of: NDArray[np.int32]) -> int:
         """Return the capacity of all links between two parts."""
         is_cut = part_of[self.ends[:, 0]] != part_of[self.ends[:, 1]]
@@ -191,6 +194,9 @@ class PortTable:
     neighbors: NDArray[np.int32]
     back: NDArray[np.int32]
     capacity: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        self.neighbors.flags.writeable = False  # as a mesh's are: or kernels are compiled once more
 
 
 def ports_of_mesh(mesh: Mesh) -> PortTable:
