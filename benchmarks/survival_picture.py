@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from meshmend.pages.report.moving_picture import moving_svg
 from meshmend.pages.report.training_page import timeline_svg
 from meshmend.pages.report.training_run import training_run
+from moving_picture import moving_svg
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 FAULTS = ("kill 2x2@0,2 at 30", "repair 2x2@0,2 at 60")

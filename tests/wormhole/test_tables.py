@@ -14,9 +14,9 @@ from meshmend.planning.plan import Plan, plan
 from meshmend.topology.text import parse_mesh
 from meshmend.wormhole.compiler import Wiring, compiled
 from meshmend.wormhole.experiment import Question, arrays_for, compared, dtype_of
-from meshmend.wormhole.interpreter import Interpreter
 from meshmend.wormhole.table import ADD, COPY, LOAD, PASS, SEND, WAIT, Core, Program
 from wormhole_cables import wired, with_table
+from wormhole_interpreter import Interpreter
 
 Moves = NDArray[np.uint32]
 

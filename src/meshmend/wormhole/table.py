@@ -16,7 +16,7 @@ A core walks its table once for each slice of the payload. In slice s the value 
 `value + s * per_slice`, and so is the address in DRAM.
 
 A **counter** is written by one core and read by one core, and only rises. `compiler` makes the
-tables, `kernel/kernel.c` walks them on a core, `interpreter` walks them here.
+tables, `kernel/kernel.c` walks them on a core, `tests/helpers/wormhole_interpreter.py` in tests.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,6 @@ DONE_MOVES_WORD: Final = 5
 FIRST_CLOCK_WORD: Final = 6
 LAST_CLOCK_WORD: Final = 7
 DONE_WORD: Final = 8
-STAGING_AT: Final = HEADER_AT + 0x40  # where a counter waits to be sent
 HEADER_BYTES: Final = DATA_AT - HEADER_AT
 DONE_MARK: Final = 0x600D600D
 

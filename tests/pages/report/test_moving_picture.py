@@ -3,8 +3,8 @@
 from xml.etree import ElementTree
 
 from meshmend.pages.draw.svg import FAILED_FILL
-from meshmend.pages.report.moving_picture import moving_svg
 from meshmend.pages.report.training_run import training_run
+from moving_picture import moving_svg
 from training_events import lines, short_run
 
 SVG = "{http://www.w3.org/2000/svg}"
