@@ -5,7 +5,8 @@
 A small GPT learns Python's help texts on 4x4 processes. Kills of boards, chips and the coordinator,
 hangs, slow chips, cut links and repairs are drawn from one seed; each comes as soon as the job has
 gone on a step or two after the one before. Then the same steps undisturbed, 200 steps of both in
-float64, and the same faults for torchft, as far as it has what they hit.
+float64, and the same faults for torchft and for Gloo's own reconfigure, as far as they have what
+the faults hit.
 
 Asked: no sample lost or repeated, replicas equal bit for bit, the running mean of the loss within
 1 % of the undisturbed run's at every point, in float64 each loss within 1e-9.
@@ -56,7 +57,7 @@ MESH = parse_mesh("4x4")
 BATCH = 32
 WINDOW = 100  # steps of a running mean
 STEPS_64 = 200
-TORCHFT_TIMEOUT_S = 2.0  # for all its timeouts: as long as ours for heartbeats and links
+OTHERS_TIMEOUT_S = 2.0  # for all their timeouts: as long as ours for heartbeats and links
 MOST_OFF, MOST_OFF_64 = 0.01, 1e-9
 _STALL_S = 180  # without a step: the run has failed
 _FOR_EVER = 10**9
@@ -80,7 +81,12 @@ def main() -> int:
         "--folder", type=Path, help="for all files; one that exists is gone on with"
     )
     parser.add_argument("--part", action="append", choices=list(PARTS), help="only this; repeat")
-    parser.add_argument("--torchft-kills", type=int, default=100, help="faults for torchft")
+    parser.add_argument("--other-kills", type=int, default=100, help="faults for other programs")
+    parser.add_argument(
+        "--gloo-python",
+        default=sys.executable,
+        help="an interpreter with torch 2.14 or newer, for Gloo's reconfigure",
+    )
     parser.add_argument("--no-write", action="store_true", help="no result file, no picture")
     options = parser.parse_args()
     if options.kills < 1:
@@ -159,11 +165,24 @@ def run_torchft(options: argparse.Namespace, folder: Path) -> None:
     Raises:
         BenchmarkError: it cannot be installed, or does not get through.
     """
-    own, n_faults = folder / "torchft", min(options.kills, options.torchft_kills)
+    _run_other("torchft", str(torchft_python()), options, folder)
+
+
+def run_gloo(options: argparse.Namespace, folder: Path) -> None:
+    """Train on Gloo's own reconfigure through faults of the same seed.
+
+    Raises:
+        BenchmarkError: this torch has none, or it does not get through.
+    """
+    _run_other("gloo", options.gloo_python, options, folder)
+
+
+def _run_other(name: str, python: str, options: argparse.Namespace, folder: Path) -> None:
+    own, n_faults = folder / name, min(options.kills, options.other_kills)
     own.mkdir()
-    command = [str(torchft_python()), str(Path(__file__).with_name("torchft_kills.py")), str(own)]
-    command += [str(each) for each in (options.seed, n_faults, BATCH, TORCHFT_TIMEOUT_S)]
-    progress = Progress("torchft", n_faults)
+    command = [python, str(Path(__file__).with_name(f"{name}_kills.py")), str(own)]
+    command += [str(each) for each in (options.seed, n_faults, BATCH, OTHERS_TIMEOUT_S)]
+    progress = Progress(name, n_faults)
     n_heard = 0
     with started(command, own) as leader:
         while leader.poll() is None:
@@ -184,7 +203,9 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {
     "kills64": run_kills64,
     "calm64": run_calm64,
     "torchft": run_torchft,
+    "gloo": run_gloo,
 }
+OTHERS = ("torchft", "gloo")
 
 
 def _steps_of(folder: Path) -> int:
@@ -328,12 +349,10 @@ def figures(folder: Path, n_asked: int, failed: dict[str, str]) -> Figures:
         results["curves"] = curves(runs)
     if "kills64" in runs:
         results["float64"] = run_figures(runs["kills64"], runs.get("calm64"))
-    if "torchft" in runs:
-        results["torchft"] = run_figures(runs["torchft"], runs.get("calm"), is_ours=False)
-    if "kills64" in runs:
         results["float64"] |= history(folder / "kills64", runs["kills64"])
-    if "torchft" in runs:
-        results["torchft"] |= torchft_history(folder / "torchft" / "done.jsonl")
+    for name in [each for each in OTHERS if each in runs]:
+        results[name] = run_figures(runs[name], runs.get("calm"), is_ours=False)
+        results[name] |= noted_history(folder / name / "done.jsonl")
     return {**results, "trouble": trouble(results, n_asked)}
 
 
@@ -473,8 +492,8 @@ def history(folder: Path, run: TrainingRun) -> Figures:
     }
 
 
-def torchft_history(path: Path) -> Figures:
-    """Return what torchft's workers noted: steps that count, and checksums of their models."""
+def noted_history(path: Path) -> Figures:
+    """Return what another program's workers noted: steps, and checksums of their models."""
     digests: dict[int, set[int]] = defaultdict(set)
     in_vain = 0
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -493,7 +512,7 @@ def torchft_history(path: Path) -> Figures:
 
 def trouble(results: Figures, n_asked: int) -> list[str]:
     """Return what is not as it was asked, in sentences; nothing of a part that was not run."""
-    found = [f"{name}: {why}" for name, why in results["failed"].items() if name != "torchft"]
+    found = [f"{name}: {why}" for name, why in results["failed"].items() if name not in OTHERS]
     for name in ("ours", "float64"):
         if name not in results:
             continue
@@ -525,7 +544,7 @@ def curves(runs: dict[str, TrainingRun]) -> Figures:
     Those with faults and undisturbed are of the steps whose loss both tell, so that they compare.
     """
     result: Figures = {}
-    for name, other in (("kills", "calm"), ("calm", "kills"), ("torchft", "torchft")):
+    for name, other in (("kills", "calm"), ("calm", "kills"), *zip(OTHERS, OTHERS, strict=True)):
         if name not in runs or not len(steps := runs[name].steps):
             continue
         both = np.isin(steps.step, runs.get(other, runs[name]).steps.step)
@@ -585,9 +604,7 @@ def table(results: Figures) -> list[str]:
         f"{'':10}{'faults':>7}{'lost: median':>14}{'mean':>9}{'worst':>9}{'goodput':>9}"
         f"{'samples lost':>14}{'repeated':>10}{'replicas':>10}{'loss off':>10}"
     )
-    lines += [
-        _row(name, results[name]) for name in ("ours", "float64", "torchft") if name in results
-    ]
+    lines += [_row(name, results[name]) for name in ("ours", "float64", *OTHERS) if name in results]
     lines.append(
         "lost: the longest pause between two steps less a usual step; goodput: how long the"
     )
@@ -597,10 +614,9 @@ def table(results: Figures) -> list[str]:
     lines.append(
         f"mean of {WINDOW} steps, relative to the undisturbed run's (in float64: each loss)"
     )
-    if "torchft" in results:
-        lines.append("torchft: its goodput is by its own usual step; no run of it is undisturbed")
-    if skipped := results.get("torchft", {}).get("skipped"):
-        lines.append(f"torchft: without {skipped}")
+    for name in [each for each in OTHERS if each in results]:
+        lines.append(f"{name}: its goodput is by its own usual step; no run of it is undisturbed")
+        lines.append(f"{name}: without {results[name]['skipped']}")
     if links := results.get("ours", {}).get("links_cut_by_nobody"):
         lines.append(f"ours: sound links that counted as cut: {', '.join(links)}")
     lines += [f"{name}: failed: {why}" for name, why in results["failed"].items()]

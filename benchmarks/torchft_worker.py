@@ -7,14 +7,9 @@ of the flat gradients through its Manager, a vote, the optimizer. The global bat
 shared out over whoever is in the quorum.
 """
 
-import logging
 import os
 import sys
-import threading
 import time
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -24,8 +19,9 @@ from typing import Any
 import torch
 import torch.distributed
 
+from killed_job import Done, Note, Training, digest_of, live
 from meshmend.lab.workloads.registry import workload
-from meshmend.lab.workloads.workload import Workload, batch_of, preload
+from meshmend.lab.workloads.workload import batch_of, preload
 from meshmend.train.data.samples import Order, share_of
 from meshmend.train.torch.gradients import Gradients
 from recovery_marks import BATCH, N_WORKERS, SURVIVORS, Marks
@@ -51,13 +47,14 @@ def main() -> None:
     for rank in range(N_WORKERS):
         if (pid := os.fork()) == 0:
             worker = Worker(rank, lighthouse, timeout_s, least=len(SURVIVORS))
-            train(worker, Training(work, model, BATCH), partial(_mark, Marks(folder, rank)))
+            training, note = Training(work, model, BATCH), partial(_mark, Marks(folder, rank))
+            live(f"worker {rank}", partial(train, worker, training, note))
         workers.append(pid)
     for pid in workers:
         os.waitpid(pid, 0)
 
 
-def _mark(marks: Marks, done: "Done") -> None:
+def _mark(marks: Marks, done: Done) -> None:
     marks.note(done.what, step=done.step, among=done.among)
 
 
@@ -130,43 +127,8 @@ class Worker:
         )
 
 
-@dataclass(frozen=True)
-class Training:
-    """What is trained: a workload, its model before the first step, the global batch."""
-
-    work: Workload
-    model: torch.nn.Module
-    batch: int
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a worker has done: joined, a step that counts, or one that does not (`no commit`).
-
-    `share` is its number among those that took part, `digest` a checksum of its model.
-    """
-
-    what: str
-    step: int = 0
-    among: int = 0
-    share: int = 0
-    loss: float = 0.0
-    digest: int = 0
-
-
-def train(worker: Worker, training: Training, note: Callable[[Done], None]) -> None:
-    """Train until killed, or until the process that started this one is gone."""
-    threading.Thread(target=_die_with, args=[os.getppid()], daemon=True).start()
-    logging.disable(logging.WARNING)
-    try:
-        _loop(worker, training, note)
-    except BaseException as error:
-        print(f"worker {worker.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-def _loop(worker: Worker, training: Training, note: Callable[[Done], None]) -> None:
+def train(worker: Worker, training: Training, note: Note) -> None:
+    """Train until killed."""
     work, model, n_batch = training.work, training.model, training.batch
     optimizer = work.optimizer(model)
     manager = worker.manager(model, optimizer)
@@ -187,22 +149,9 @@ def _loop(worker: Worker, training: Training, note: Callable[[Done], None]) -> N
         if manager.should_commit():
             mean = gradients.scatter()
             optimizer.step()
-            note(Done("step", step + 1, among, mine, mean, _digest(model)))
+            note(Done("step", step + 1, among, mine, mean, digest_of(model)))
         else:
             note(Done("no commit", step, among))
-
-
-def _digest(model: torch.nn.Module) -> int:
-    found = 0
-    for parameter in model.parameters():
-        found = zlib.crc32(parameter.detach().numpy().tobytes(), found)
-    return found
-
-
-def _die_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gloo_kills import Meeting, dist
 from ledgers import BATCH, LedgerJob
 from meshmend.membership.events import (
     Event,
@@ -29,8 +30,9 @@ from meshmend.membership.events import (
 from meshmend.membership.faults.fault import IN_LOOP, Fault, FaultKind
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
+from meshmend.torch.versions import HAS_PYTHON_BACKENDS
 from random_faults import FaultDriver, FaultSource
-from thousand_kills import figures, table
+from thousand_kills import figures, noted_history, table
 from thousand_kills_picture import picture
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "thousand_kills.py"
@@ -232,6 +234,63 @@ def _replace(folder: Path, other: Path) -> None:
 def _command(folder: Path, *more: str) -> list[str]:
     line = [sys.executable, str(SCRIPT), "--seed", "1", "--no-write", "--json", *more]
     return [*line, "--folder", str(folder)]
+
+
+def test_what_another_program_has_lost_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "done.jsonl"
+
+    def noted(*done: tuple[str, int, int]) -> dict[str, Any]:
+        lines = [json.dumps([0.0, 0, [what, step, 2, 0, 1.0, crc]]) for what, step, crc in done]
+        path.write_text("\n".join(lines))
+        return noted_history(path)
+
+    sound = noted(("step", 1, 7), ("step", 1, 7), ("no commit", 1, 0), ("step", 2, 8))
+    assert sound["samples"]["lost"] == 0
+    assert sound["replicas_equal"]
+    assert sound["votes_lost"] == 1
+    assert noted(("step", 1, 7), ("step", 3, 8))["samples"]["lost"] > 0
+    assert not noted(("step", 1, 7), ("step", 1, 8))["replicas_equal"]
+
+
+def test_a_group_on_gloo_waits_for_whoever_lives_and_for_nobody_else() -> None:
+    store = dist.HashStore()
+    meeting = Meeting(store, timeout_s=1000.0)
+    meeting.heard_at[0] = meeting.heard_at[1] = time.monotonic()
+    pids = {0: 70, 1: 71, 2: 72}
+    meeting.decide(pids)
+    assert not meeting.is_wanted.value  # nobody waits: all train
+
+    meeting.waits[0], meeting.waits[2] = 70, 62  # an earlier process of rank 2 waited
+    meeting.decide(pids)
+    assert meeting.is_wanted.value
+    assert meeting.number.value == 0  # rank 1 is on its way
+
+    meeting.waits[1] = 71
+    meeting.decide(pids)
+    assert json.loads(store.get("group 1")) == [[0, 70], [1, 71]]
+    assert not meeting.is_wanted.value
+    assert list(meeting.waits[:2]) == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_job_on_gloos_own_reconfigure_gets_through_faults_or_says_what_it_needs(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        _command(tmp_path, "--kills", "2", "--part", "gloo"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+    if not HAS_PYTHON_BACKENDS:
+        assert "gloo: failed: torch" in done.stdout + done.stderr
+        assert "it needs torch 2.14 or newer" in done.stdout + done.stderr
+        return
+    own = json.loads(done.stdout)["gloo"]
+    assert own["faults"] == 2
+    assert own["samples"]["lost"] == 0
+    assert own["replicas_equal"]
 
 
 @pytest.mark.slow
