@@ -1,8 +1,9 @@
 """How near an all-to-all comes to its limit, what a hole costs it by its place, and Gloo beside it.
 
-    python benchmarks/all_to_all.py [--map] [--testbed 50Mbit] [--no-write]
+    python benchmarks/all_to_all.py [--large] [--map] [--testbed 50Mbit] [--no-write]
 
-Simulated cells are the same on every machine. `--map` moves a 2x2 hole over 8x8 and prints what the
+Simulated cells are the same on every machine. `--large` adds meshes of 572 and 1020 chips, and
+what planning them takes of a processor. `--map` moves a 2x2 hole over 8x8 and prints what the
 all-to-all takes there, next to the full mesh. `--testbed` runs `all_to_all_single` of our backend
 and of Gloo in turns, in one job on the emulated network of 4x4 less 2x2, and prints both next to
 the limit; it needs what `meshmend doctor` asks for a testbed.
@@ -13,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,11 @@ CELLS = (
     Mesh((8, 8), (True, True)).without("2x2@2,2"),
     Mesh((16, 16)).without("4x2@4,4"),
     Mesh((4, 4)).without("2x2@1,1"),
+)
+LARGE_CELLS = (
+    Mesh((24, 24)).without("2x2@8,8"),
+    Mesh((32, 32)).without("2x2@14,14"),
+    Mesh((32, 32), (True, True)).without("2x2@14,14"),
 )
 BLOCK_BYTES = 1e6
 HOLE = "2x2@1,1"
@@ -62,7 +69,9 @@ def simulated(mesh: Mesh) -> dict[str, Any]:
     """Return the ratios to the limit of `auto` and of blocks that go straight."""
     payload = BLOCK_BYTES * mesh.n_live
     least_s = limit(mesh, payload, collective="all-to-all").time_s
+    began = time.process_time()
     best = plan(mesh, collective="all-to-all", payload=payload)
+    planning_s = time.process_time() - began
     straight = plan(mesh, "pairs", collective="all-to-all", payload=payload)
     return {
         "mesh": str(mesh),
@@ -70,6 +79,7 @@ def simulated(mesh: Mesh) -> dict[str, Any]:
         "auto": best.predicted().time_s / least_s,
         "pairs": straight.predicted().time_s / least_s,
         "time_s": best.predicted().time_s,
+        "planning_cpu_s": planning_s,
     }
 
 
@@ -111,17 +121,19 @@ def on_testbed(rate: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--large", action="store_true")
     parser.add_argument("--map", action="store_true")
     parser.add_argument("--testbed", metavar="RATE")
     parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"cells": []}
     print("1 MB a pair, of the limit: auto, and every block straight")
-    for mesh in CELLS:
+    for mesh in CELLS + LARGE_CELLS * arguments.large:
         cell = simulated(mesh)
         results["cells"].append(cell)
         print(
-            f"{cell['mesh']:<28} {cell['auto']:.3f} ({cell['algorithm']})   {cell['pairs']:.3f}",
+            f"{cell['mesh']:<30} {cell['auto']:.3f} ({cell['algorithm']})   {cell['pairs']:.3f}   "
+            f"planned in {cell['planning_cpu_s']:.1f} cpu s",
             flush=True,
         )
     if arguments.map:

@@ -12,11 +12,12 @@ from meshmend.errors import InputError, UnsupportedError, VerificationError
 from meshmend.planning.comparison import compared
 from meshmend.planning.proof import prove
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
+from meshmend.schedule.all_to_all import straight_blocks
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.placement import channel_loads, placed
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.simulator.pair_cut import pair_cut
 from meshmend.topology.fabric import FABRICS
+from meshmend.topology.pair_cut import pair_cut
 from meshmend.transport import reference
 from strategies import connected_meshes
 
@@ -148,5 +149,30 @@ def test_no_price_of_a_sum_is_one_of_an_all_to_all(name: str) -> None:
 def test_blocks_of_different_lengths_and_too_many_chips_are_refused() -> None:
     with pytest.raises(InputError, match=r"as many equal blocks, but got payloads of 3 el"):
         plan(Mesh((1, 2)), "pairs", collective="all-to-all").run([np.zeros(3), np.zeros(3)])
-    with pytest.raises(UnsupportedError, match=r"relays needs at most 512 chips, .* use 'pairs'"):
-        algorithm("relays").build(Mesh((24, 24)), ALL_TO_ALL)
+    with pytest.raises(UnsupportedError, match=r"relays needs at most 1024 chips, .* use 'pairs'"):
+        algorithm("relays").build(Mesh((33, 32)), ALL_TO_ALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "most"),
+    [(Mesh((24, 24)).without("2x2@8,8"), 1.03), (Mesh((32, 32)).without("2x2@14,14"), 1.035)],
+    ids=str,
+)
+def test_many_chips_have_even_links_around_a_hole_too(mesh: Mesh, most: float) -> None:
+    """Each block tries some relays only; straight ways put 2.8 times as much on some link."""
+    made = plan(mesh, collective="all-to-all", payload=1e6 * mesh.n_live)
+    blocks = channel_loads(made.schedule, made.placement.routes) * mesh.n_live
+
+    assert made.schedule.algorithm == "relays"
+    assert blocks.max() / pair_cut(mesh).blocks <= most
+    assert straight_blocks(mesh) > 2 * pair_cut(mesh).blocks
+
+
+def test_straight_ways_are_counted_as_the_schedule_puts_them_on_links() -> None:
+    for mesh in (HOLE, Mesh((4, 4)).slowed("link:0,0-0,1=0.25"), Mesh((1, 1))):
+        schedule = algorithm("pairs").build(mesh, ALL_TO_ALL)
+        loads = channel_loads(schedule, placed(mesh, schedule).routes) * mesh.n_live
+        busiest = (loads / mesh.port_speeds.reshape(-1)).max(initial=0.0)
+
+        assert straight_blocks(mesh) == pytest.approx(busiest)

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshmend.errors import TopologyError
 from meshmend.planning.cache import Cache
-from meshmend.planning.exchange_prices import EXPRESS, SCATTERED_AXES, WHOLE_SUMS
+from meshmend.planning.exchange_prices import EXPRESS, SCATTERED_AXES, WHOLE_SUMS, exchange_skew
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.pricing import TREES, Price, names_to_try, price
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
@@ -40,6 +40,7 @@ _SHORT = 4  # a payload is short if the hops of a tree take this many times as l
 _WORTH_SCRATCH = 1.005
 _MOST_RANKS_TIMES_TREES = 30_000  # of many trees whose pipeline is searched for in a second or two
 
+_MOST_SIMULATED = 512  # chips: beyond, loads alone choose an all-to-all, which has a million rows
 _CHIPS_OF_OWN_SLICES = 64  # up to here a schedule's slices are searched for in milliseconds
 _WITH_SCRATCH = frozenset({*SCATTERED_AXES, *WHOLE_SUMS})
 
@@ -192,8 +193,10 @@ def payload_class_bytes(payload_bytes: float) -> float:
 
 
 def _search(question: Question, progress: ProgressCallback) -> Choice:
-    best, best_s = None, None
     names = _in_order(question)
+    if question.collective is Collective.ALL_TO_ALL and question.mesh.n_live > _MOST_SIMULATED:
+        return Choice(names[0], Pipeline(1, exchange_skew(question.mesh, names[0])))
+    best, best_s = None, None
     for name, share in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
         result = price(question, name, below_s=best_s, may_estimate=True, progress=share)
         if result is None:

@@ -38,7 +38,8 @@ TWO_ROOTS_SKEW: Final = 4.0
 DIRECT: Final = "direct"
 FLOOD: Final = "flood"
 WHOLE_SUMS: Final = frozenset({DIRECT, FLOOD})
-ALL_TO_ALL: Final = frozenset({"pairs", "relays"})
+PAIRS: Final = "pairs"
+ALL_TO_ALL: Final = frozenset({PAIRS, "relays"})
 # 8x8 as a torus at 1 MB a pair takes 1.08 times the limit without delays, 1.023 with a skew of 1 or
 # more; 8x8 takes 1.030, 1.028 and 1.052 with 0, 1 and 4.
 ALL_TO_ALL_SKEW: Final = 1.0

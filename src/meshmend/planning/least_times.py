@@ -2,6 +2,7 @@
 
 from meshmend.planning.exchange_prices import (
     EXPRESS,
+    PAIRS,
     SCATTERED_AXES,
     TWO_ROOTS,
     WHOLE_SUMS,
@@ -13,6 +14,7 @@ from meshmend.planning.target import Question
 from meshmend.planning.tree_finalists import optimistic_s
 from meshmend.planning.tree_formula import PipelineRequest
 from meshmend.planning.two_root_prices import optimistic_two_roots_s
+from meshmend.schedule.all_to_all import straight_blocks
 from meshmend.schedule.table import Collective
 from meshmend.topology.figures import mesh_figures
 
@@ -69,6 +71,9 @@ def least_time(question: Question, name: str) -> float:
         return least_exchange_s(question.mesh, fabric, question.payload_bytes, name)
     if name in WHOLE_SUMS:
         return least_whole_sums_s(question.mesh, fabric, question.payload_bytes, name)
+    if name == PAIRS:
+        block_s = question.payload_bytes / n / fabric.link_bandwidth_bytes_per_s
+        return straight_blocks(question.mesh) * block_s
     if name == EXPRESS:
         return least_express_s(question.mesh, fabric, question.payload_bytes)
     if name == TWO_ROOTS:

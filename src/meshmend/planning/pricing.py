@@ -30,6 +30,7 @@ from meshmend.planning.tree_search import best_trees, is_simulated_whole, simula
 from meshmend.planning.two_root_prices import fastest_two_roots
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
+from meshmend.schedule.all_to_all import straight_blocks
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective, Schedule, index_dtype, renamed
@@ -37,6 +38,7 @@ from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import PhaseTime, Progress, Simulation, simulate
 from meshmend.simulator.slices import best_slices
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.pair_cut import pair_cut
 from meshmend.topology.submesh import IntactPart, largest_box, without_lines
 from meshmend.topology.symmetry import StandIn, stand_in
 from meshmend.trees.tree_packing import TreePacking
@@ -60,6 +62,7 @@ _MOST_EXCHANGE_ROWS = 1 << 23  # `auto` tries no exchange of more: 128x128 would
 # meshes of more hops than this it was nowhere faster than `express`.
 _MOST_OPEN_HOPS = 32
 _MOST_CHIPS_OF_DIRECT = 64  # more chips have too many messages, even if they are short
+_UNEVEN = 1.05  # straight ways of an all-to-all load some link so much more than necessary
 _FEW_CHIPS = 36  # up to here `auto` tries every algorithm for an allreduce
 _FEW_OWNERS = 256  # and up to here for a sharded update; for a half always
 
@@ -199,6 +202,9 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     has_rings = wraps_around and not (mesh.failed or mesh.failed_links)
     names = list(supported_names(mesh, collective))
     if collective is Collective.ALL_TO_ALL:
+        # Around a hole the price of relays rules `pairs` out, which need not be simulated then.
+        if len(names) > 1 and straight_blocks(mesh) > _UNEVEN * pair_cut(mesh).blocks:
+            names.reverse()
         yield from names
         return
     if wraps_around and (has_rings or mesh.n_live > _FEW_CHIPS):
@@ -384,6 +390,8 @@ def _simulated(
 ) -> Simulation:
     if slices is None and program.schedule.algorithm == TWO_ROOTS:
         return fastest_two_roots(program, question, delays)
+    if question.collective is Collective.ALL_TO_ALL and program.n_rows >= _LARGE_ROWS:
+        slices = 1  # blocks are many: more slices fill no gaps
     if slices is not None:
         return simulate(
             program,

@@ -225,7 +225,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 relays,
                 check_relays,
                 "",
-                "any connected mesh or torus of at most 512 chips, any failures; all-to-all only",
+                "any connected mesh or torus of at most 1024 chips, any failures; all-to-all only",
                 "blocks whose straight way is busy stop at a chip beside it, so that all links "
                 "carry alike around holes",
                 _ALL_TO_ALL,

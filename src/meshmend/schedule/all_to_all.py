@@ -20,17 +20,23 @@ from meshmend.errors import UnsupportedError
 from meshmend.kernels import kernel
 from meshmend.schedule.table import COPY, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.pair_cut import pair_cut
 from meshmend.topology.routes import Routes, routes_for
 from meshmend.topology.symmetry import stand_in
 
 _ARRIVED: Final = 1  # the buffer in which blocks arrive; relays keep theirs in those after it
 _MOST_BUFFERS: Final = 255  # a row names its buffers in one byte
-_MOST_RELAYED_CHIPS: Final = 512  # beyond, the search takes minutes
+_MOST_RELAYED_CHIPS: Final = 1024  # beyond, a schedule has tens of millions of rows
 _PARTS_OF_ALL: Final = 128  # a chip has at least so many parts of blocks, for even loads ...
 _MOST_PARTS: Final = 4  # ... but a block no more than this
-_PASSES: Final = 6  # each block chooses its way again so often
+_PASSES: Final = 6  # each block chooses its way again so often, ...
+_PASSES_OF_MANY: Final = 2  # ... where there are many chips so often
 _SHARPNESS: Final = 12  # loads count by this power: the busiest channels count alone, almost
 _DETOUR: Final = 6  # a way may have so many hops more than the straight one
+_NEAR_LEAST: Final = 1.01  # of the least load of the busiest channel: good enough
+_IDLE: Final = 0.95  # a straight way whose channels all have less than this of it is kept
+_MOST_ALL_TRIED: Final = 256  # up to so many chips a part tries to stop at each ...
+_N_TRIED: Final = 32  # ... beyond, at so many of them in each pass
 
 _Ranks = NDArray[np.int64]
 
@@ -66,13 +72,41 @@ def relays(mesh: Mesh, collective: Collective) -> Schedule:
 def _searched_ways(mesh: Mesh, n_parts: int) -> _Ranks:
     """Return the chip where each part of each pair's block stops, -1 for none."""
     source, target = _all_pairs(mesh)
-    routes = _all_routes(routes_for(mesh, source, target))
+    routes = _all_routes(_straight_routes(mesh))
     source, target = np.repeat(source, n_parts), np.repeat(target, n_parts)
-    order = np.random.default_rng(0).permutation(len(source))
-    over, candidates = np.full(len(source), -1), stand_in(mesh).ranks
-    _choose_ways(routes, mesh.port_speeds.reshape(-1), source, target, order, candidates, over)
+    generator = np.random.default_rng(0)
+    order = generator.permutation(len(source))
+    candidates, n_tried, n_passes = stand_in(mesh).ranks.copy(), mesh.n_live, _PASSES
+    if n_tried > _MOST_ALL_TRIED:
+        n_tried, n_passes = _N_TRIED, _PASSES_OF_MANY
+        # Each part takes the next few of a long list. Source follows source, because the routes of
+        # one lie together in memory.
+        candidates = generator.permuted(np.tile(candidates, (n_tried, 1)), axis=1).reshape(-1)
+        order = order[np.argsort(generator.permutation(mesh.n_live)[source[order]], kind="stable")]
+    over, least_load = np.full(len(source), -1), max(1.0, n_parts * pair_cut(mesh).blocks)
+    speeds, parts = mesh.port_speeds.reshape(-1), (source, target, order)
+    _choose_ways(routes, speeds, parts, candidates, n_tried, n_passes, least_load, over)
     over.flags.writeable = False
     return over
+
+
+@lru_cache(maxsize=2)  # they are large
+def _straight_routes(mesh: Mesh) -> Routes:
+    return routes_for(mesh, *_all_pairs(mesh))
+
+
+@lru_cache(maxsize=64)
+def straight_blocks(mesh: Mesh) -> float:
+    """Return how many blocks the busiest channel carries if all go straight.
+
+    Those of a slow channel count as the time that they take on others.
+    """
+    if mesh.n_live == 1:
+        return 0.0
+    mesh = stand_in(mesh).mesh
+    speeds = mesh.port_speeds.reshape(-1)
+    n_blocks = np.bincount(_straight_routes(mesh).channels, minlength=len(speeds))
+    return float((n_blocks / speeds).max())
 
 
 def _all_pairs(mesh: Mesh) -> tuple[_Ranks, _Ranks]:
@@ -90,68 +124,91 @@ def _all_routes(routes: Routes) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
 
 
 @kernel
-def _choose_ways(routes, speeds, source, target, order, candidates, over):  # type: ignore[no-untyped-def]
+def _choose_ways(routes, speeds, parts, candidates, n_tried, n_passes, least_load, over):  # type: ignore[no-untyped-def]
     """Let part after part choose its way, in `over` the chip where it stops, -1 for none.
 
-    `loads` is how long each channel is busy, in the time that a part takes on a link of speed 1.
+    `loads` is how long each channel is busy, in the time that a part takes on a link of speed 1,
+    and `prices` what it costs to make it busier. Nobody can make all of them less busy than
+    `least_load`.
     """
     first, channels = routes
+    source, target, order = parts
     n_ranks = int(np.sqrt(len(first) - 1))
-    times = 1.0 / speeds
-    loads = np.zeros(len(speeds))
+    hops = np.diff(first).astype(np.int16).reshape(n_ranks, n_ranks)
+    hops_from, hops_to = hops, hops.T.copy()
+    times, scale = 1.0 / speeds, 1.0 / least_load
+    loads, prices = np.zeros(len(speeds)), np.zeros(len(speeds))
     for part in range(len(source)):
-        _add(first, channels, times, loads, source[part] * n_ranks + target[part], 1.0)
-    for _ in range(_PASSES):
+        _add(first, channels, times, loads, prices, scale, source[part] * n_ranks + target[part], 1)
+    at = 0
+    for _ in range(n_passes):
+        if loads.max() <= _NEAR_LEAST * least_load:
+            return
         for part in order:
-            here, there = source[part], target[part]
-            _move(first, channels, times, loads, n_ranks, here, there, over[part], -1.0)
-            scale = 1.0 / max(1.0, loads.max())
+            here, there, now = source[part], target[part], over[part]
             straight = here * n_ranks + there
-            least = _cost(first, channels, times, loads, scale, straight)
-            most_hops = first[straight + 1] - first[straight] + _DETOUR
-            best = -1
-            for chip in candidates:
+            if now < 0 and _busiest(first, channels, loads, straight) < _IDLE * least_load:
+                continue
+            _move(first, channels, times, loads, prices, scale, n_ranks, here, there, now, -1)
+            least, best = _cost(first, channels, times, prices, straight, np.inf), -1
+            most_hops = hops[here, there] + _DETOUR
+            for number in range(n_tried):
+                chip = candidates[at + number] if number or now < 0 else now
                 if chip in (here, there):
                     continue
-                one, other = here * n_ranks + chip, chip * n_ranks + there
-                hops = first[one + 1] - first[one] + first[other + 1] - first[other]
-                if hops > most_hops:
+                if hops_from[here, chip] + hops_to[there, chip] > most_hops:
                     continue
-                cost = _cost(first, channels, times, loads, scale, one)
+                one, other = here * n_ranks + chip, chip * n_ranks + there
+                cost = _cost(first, channels, times, prices, one, least)
                 if cost < least:
-                    cost += _cost(first, channels, times, loads, scale, other)
+                    cost += _cost(first, channels, times, prices, other, least - cost)
                 if cost < least:
                     least, best = cost, chip
+            at = (at + n_tried) % len(candidates)
             over[part] = best
-            _move(first, channels, times, loads, n_ranks, here, there, best, 1.0)
+            _move(first, channels, times, loads, prices, scale, n_ranks, here, there, best, 1)
 
 
 @kernel
-def _move(first, channels, times, loads, n_ranks, here, there, over, by):  # type: ignore[no-untyped-def]
+def _move(first, channels, times, loads, prices, scale, n_ranks, here, there, over, by):  # type: ignore[no-untyped-def]
     """Add a part to the loads of its way, or take it away."""
     if over < 0:
-        _add(first, channels, times, loads, here * n_ranks + there, by)
+        _add(first, channels, times, loads, prices, scale, here * n_ranks + there, by)
     else:
-        _add(first, channels, times, loads, here * n_ranks + over, by)
-        _add(first, channels, times, loads, over * n_ranks + there, by)
+        _add(first, channels, times, loads, prices, scale, here * n_ranks + over, by)
+        _add(first, channels, times, loads, prices, scale, over * n_ranks + there, by)
 
 
 @kernel
-def _add(first, channels, times, loads, pair, by):  # type: ignore[no-untyped-def]
+def _add(first, channels, times, loads, prices, scale, pair, by):  # type: ignore[no-untyped-def]
     """Add a message to the loads of its route: behind a slow link it is slow everywhere."""
     time = 0.0
     for hop in range(first[pair], first[pair + 1]):
-        time = max(time, times[channels[hop]])
-        loads[channels[hop]] += by * time
+        channel = channels[hop]
+        time = max(time, times[channel])
+        loads[channel] += by * time
+        prices[channel] = ((loads[channel] + times[channel]) * scale) ** _SHARPNESS
 
 
 @kernel
-def _cost(first, channels, times, loads, scale, pair):  # type: ignore[no-untyped-def]
+def _cost(first, channels, times, prices, pair, most):  # type: ignore[no-untyped-def]
+    """Return what a message costs on its route, or more than `most` if it is more."""
     cost, time = 0.0, 0.0
     for hop in range(first[pair], first[pair + 1]):
         time = max(time, times[channels[hop]])
-        cost += time * ((loads[channels[hop]] + time) * scale) ** _SHARPNESS
+        cost += time * prices[channels[hop]]
+        if cost > most:
+            break
     return cost
+
+
+@kernel
+def _busiest(first, channels, loads, pair):  # type: ignore[no-untyped-def]
+    """Return how busy the busiest channel of a route is."""
+    most = 0.0
+    for hop in range(first[pair], first[pair + 1]):
+        most = max(most, loads[channels[hop]])
+    return most
 
 
 def _schedule(

@@ -40,7 +40,13 @@ def placed(mesh: Mesh, schedule: Schedule) -> Placement:
 
 def distinct_pairs(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the sources and destinations of the pairs of ranks that exchange data, each once."""
-    src, dst = _distinct_pairs(schedule.src, schedule.dst, schedule.n_ranks)
+    n_ranks = schedule.n_ranks
+    if n_ranks**2 <= schedule.n_rows:  # many targets each: a table of all pairs is quicker
+        is_used = np.zeros((n_ranks, n_ranks), dtype=np.bool_)
+        is_used[schedule.src, schedule.dst] = True
+        src, dst = np.nonzero(is_used)
+    else:
+        src, dst = _distinct_pairs(schedule.src, schedule.dst, n_ranks)
     if schedule.has_scratch:  # local rows take no route
         return src[src != dst], dst[src != dst]
     return src, dst

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from scipy.optimize import linprog
 
 from meshmend import Mesh, limit
-from meshmend.simulator.pair_cut import pair_cut
+from meshmend.topology.pair_cut import pair_cut
 from strategies import connected_meshes
 
 
