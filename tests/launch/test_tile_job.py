@@ -1,6 +1,7 @@
 """`TileJob`: samples for replicas that are tiles; chips die and return, no sample is lost."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +178,15 @@ def test_a_checkpoint_has_each_part_once_and_is_resumed_with_larger_tiles(tmp_pa
         name: tuple(each.shape) for name, each in wanted.items()
     }
 
-    more = f", resume={str(kept)!r}"
-    second = run(script(tmp_path, tile="2x2", more=more), mesh="2x2")
+    # Then one tile goes on, or several twins, which save as well.
+    for tile, mesh, saves in (("2x2", "2x2", ""), ("1x2", "1x4", saved(tmp_path / "new", every=6))):
+        more = f", resume={str(kept)!r}{saves}"
+        second = run(script(tmp_path, tile=tile, more=more), mesh=mesh)
 
-    assert second.returncode == 0, second.stderr
-    (found,) = re.findall(r"loss (\S+)", second.stdout)
-    assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
-    assert f"samples: {12 * BATCH} used, 0 lost, 0 repeated" in second.stderr
+        assert second.returncode == 0, second.stderr
+        (found,) = re.findall(r"loss (\S+)", second.stdout)
+        assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+        assert f"samples: {12 * BATCH} used, 0 lost, 0 repeated" in second.stderr
 
 
 @pytest.mark.slow
@@ -213,15 +216,24 @@ def test_chips_along_a_third_axis_see_the_same_samples_which_count_once(tmp_path
     # A warning of FSDP, which is none of this test's, would be an error here.
     quiet = "import warnings; warnings.simplefilter('ignore')"
     imports = f"{quiet}; from torch.distributed.tensor.parallel import {names}"
-    more = ', axes=("replicate", "shard", "tensor")'
-    path = script(tmp_path, shard=f"{imports}; {tensor}; {shard}", more=more)
+    both = f"{imports}; {tensor}; {shard}"
+    axes, kept = ', axes=("replicate", "shard", "tensor")', tmp_path / "kept"
+    path = script(tmp_path, shard=both, tile="2x2", more=axes + saved(kept, every=12))
 
-    ended = run(path, "kill 0,1 at 5")
+    ended = run(path, "kill 0,1 at 5", mesh="2x4")
 
     assert ended.returncode == 0, ended.stderr
     (found,) = re.findall(r"loss (\S+)", ended.stdout)
     assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
     assert f"samples: {STEPS * BATCH} used, 0 lost, 0 repeated" in ended.stderr
+
+    # Its checkpoint is that of any other job: with tensor parallelism, with other tiles.
+    shutil.rmtree(kept / f"step-{STEPS:08d}")
+    for more, how in ((axes, both), ("", SHARD)):
+        resumed = run(script(tmp_path, shard=how, more=f"{more}, resume={str(kept)!r}"))
+        assert resumed.returncode == 0, resumed.stderr
+        (found,) = re.findall(r"loss (\S+)", resumed.stdout)
+        assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import OrderedDict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,18 @@ from meshmend.errors import CheckpointDamageError, InputError, ResumeError
 from meshmend.train.state.checkpoint import load, load_step, save_shard
 from meshmend.train.state.resume import resumable
 from meshmend.train.state.shards import Origin, Shard, cut_shard, merged_state, read_shard, seal
-from meshmend.train.state.state_tree import ARRAYS, AS_BYTES, Framework, OwnedPieces, Part
+from meshmend.train.state.state_tree import (
+    ARRAYS,
+    AS_BYTES,
+    Framework,
+    OwnedPieces,
+    Part,
+    Placement,
+    decoded,
+    encoded,
+    merged,
+    tree_of,
+)
 from meshmend.train.state.torch_state import TORCH
 
 FLOAT8 = [kind for name in dir(torch) if "float8" in name for kind in [getattr(torch, name)]]
@@ -299,7 +311,7 @@ def test_a_part_that_no_shard_has_is_damage() -> None:
         with pytest.raises(CheckpointDamageError, match=r"lack a part of the state: model.w"):
             merged_state(shards[:missing] + shards[missing + 1 :], TORCH)
     with pytest.raises(CheckpointDamageError, match=r"lack a part of the state: model.w"):
-        merged_state([*shards, shards[1]], TORCH)
+        merged_state([*shards, shards_of(STATE, TORCH, 2)[1]], TORCH)
 
 
 def test_pieces_that_chips_own_become_whole_whoever_has_them() -> None:
@@ -327,7 +339,7 @@ def test_parts_that_chips_of_a_tile_hold_become_whole(n_parts: int) -> None:
     rows = -(-4 // n_parts)
     parts = [whole[at * rows : (at + 1) * rows] for at in range(n_parts)]
     states = [
-        {"weight": Part(part, min(at * rows, 4) * 3, (4, 3)), "step": number}
+        {"weight": Part(part, Placement(min(at * rows, 4) * 3, (4, 3))), "step": number}
         for at, part in enumerate(parts)
     ]
     shards = [
@@ -342,6 +354,42 @@ def test_parts_that_chips_of_a_tile_hold_become_whole(n_parts: int) -> None:
     if n_parts == 2:
         with pytest.raises(CheckpointDamageError, match="lack a part of the state: weight"):
             merged_state([shards[0], shards[0]], TORCH)
+
+
+@given(
+    st.tuples(*[st.integers(1, 6)] * 3),
+    st.integers(1, 2),
+    st.lists(st.integers(0, 6), max_size=2),
+    st.lists(st.integers(0, 6), max_size=2),
+    st.integers(1, 4),
+)
+def test_blocks_of_rows_and_columns_become_whole(
+    shape: tuple[int, int, int], axis: int, rows: list[int], columns: list[int], n_pieces: int
+) -> None:
+    """As FSDP and tensor parallelism together split a tensor; the first block is there twice."""
+    whole = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+    cuts = [
+        [0, *sorted({at for at in inner if 0 < at < size}), size]
+        for inner, size in ((rows, shape[0]), (columns, shape[axis]))
+    ]
+    inner = math.prod(shape[axis + 1 :])
+    states = []
+    for top, bottom in pairwise(cuts[0]):
+        for left, right in pairwise(cuts[1]):
+            block = whole[top:bottom].narrow(axis, left, right - left)
+            first = top * math.prod(shape[1:]) + left * inner
+            run, stride = (right - left) * inner, shape[axis] * inner
+            states.append({"weight": Part(block, Placement(first, shape, run, stride))})
+    trees = [decoded(encoded(tree_of(state, TORCH.raw)))[0] for state in [*states, states[0]]]
+
+    found, _ = merged(trees).arrays["weight"]
+
+    bounds = [found.n_elements * at // n_pieces for at in range(n_pieces + 1)]
+    pieces = [found.read(*between) for between in pairwise(bounds)]
+    assert np.concatenate(pieces).tobytes() == whole.numpy().tobytes()
+    if len(states) > 1:
+        with pytest.raises(CheckpointDamageError, match="lack a part of the state: weight"):
+            merged(trees[1:-1])
 
 
 def test_tools_read_a_state_without_its_framework(tmp_path: Path) -> None:

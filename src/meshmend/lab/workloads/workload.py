@@ -192,8 +192,7 @@ class Workload:
             steps=what.steps,
             seed=what.seed,
             axes=("replicate", "shard", "tensor") if what.tensor_parallel else TILE_AXES,
-            # What tensor parallelism splits along two axes is not in one row.
-            saving=None if what.tensor_parallel else saving_of(config),
+            saving=saving_of(config),
             resume=resume_of(config),
         )
         for step in job:

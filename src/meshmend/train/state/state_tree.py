@@ -117,10 +117,31 @@ class RawArray:
 
 
 class Placement(NamedTuple):
-    """Which elements of a whole array a part of it has: those from `first` on, in their order."""
+    """Which elements of a whole array a part of it has: those from `first` on, in their order.
+
+    With a `run` they are not in one row but in several, as some columns of a matrix are: each is a
+    run long, and begins a `stride` after the one before.
+    """
 
     first: int
     shape: tuple[int, ...]  # of the whole
+    run: int = 0
+    stride: int = 0
+
+    def row(self, number: int, n_elements: int) -> tuple[int, int]:
+        """Return the first element of a row of a part of so many elements, and how many it has."""
+        return self.first + number * self.stride, self.run or n_elements
+
+    def n_rows(self, n_elements: int) -> int:
+        """Return how many rows a part of so many elements has."""
+        return n_elements // self.run if self.run else 1
+
+    def rows_in(self, start: int, stop: int, n_elements: int) -> range:
+        """Return the rows of such a part that may have elements from `start` to before `stop`."""
+        if not self.run:
+            return range(1)
+        before = max(0, (start - self.first - self.run) // self.stride + 1)
+        return range(before, min(self.n_rows(n_elements), -((self.first - stop) // self.stride)))
 
 
 Raw = Callable[[Any, str], RawArray | None]  # a leaf, and where it is
@@ -130,14 +151,13 @@ Arrays = dict[str, tuple[RawArray, Placement | None]]  # None: all of it
 
 @dataclass(frozen=True)
 class Part:
-    """In a state, in place of a tensor: those of its elements that this chip holds, in one row.
+    """In a state, in place of a tensor: those of its elements that this chip holds.
 
-    They are those from `first` on. Other chips hold the others; the merged state has the tensor.
+    Other chips hold the others, or the same; the merged state has the tensor.
     """
 
     tensor: Any
-    first: int
-    shape: tuple[int, ...]  # of the whole
+    placement: Placement
 
 
 @dataclass(frozen=True)
@@ -223,7 +243,7 @@ def merged(trees: Sequence[StateTree]) -> StateTree:
     """Return the tree that these are all the cuts of; its arrays are put together when read.
 
     Raises:
-        CheckpointDamageError: an element is missing, or is there twice.
+        CheckpointDamageError: an element is missing, or is in two different parts.
     """
     parts: dict[str, list[tuple[Placement, RawArray]]] = {}
     for tree in trees:
@@ -244,32 +264,47 @@ def merged(trees: Sequence[StateTree]) -> StateTree:
 def _whole(name: str, parts: list[tuple[Placement, RawArray]]) -> RawArray:
     """Return an array that is put together from its parts.
 
-    What belongs to a whole parameter is there once for each chip that owns a piece of it.
+    A part may be there several times: chips along an axis that does not split it have the same,
+    and what belongs to a whole parameter has each chip that owns a piece of it.
     """
-    parts = sorted(parts, key=lambda part: part[0].first)
-    (_, shape), one = parts[0]
-    if all(place.first == 0 and each.n_elements == math.prod(shape) for place, each in parts):
-        return RawArray(one.dtype, shape, one.element_bytes, one.read)
-    at = 0
-    for place, array in parts:
-        if place != (at, shape) or array.dtype != one.dtype:
-            break
-        at += array.n_elements
-    if at != math.prod(shape):
-        raise CheckpointDamageError(f"its shards lack a part of the state: {name} from {at} on")
+    parts = list({(place, array.n_elements): (place, array) for place, array in parts}.values())
+    place, one = parts[0]
+    shape, size = place.shape, one.element_bytes
+    if len(parts) == 1 and place.first == 0 and one.n_elements == math.prod(shape):
+        return RawArray(one.dtype, shape, size, one.read)
+    known = _known_up_to([each for each in parts if each[0].shape == shape], one.dtype)
+    if known != math.prod(shape):
+        raise CheckpointDamageError(f"its shards lack a part of the state: {name} from {known} on")
 
     def read(start: int, stop: int) -> Bytes:
-        found = np.empty((stop - start) * one.element_bytes, dtype=np.uint8)
+        found = np.empty((stop - start) * size, dtype=np.uint8)
         for place, array in parts:
-            first, last = max(start, place.first), min(stop, place.first + array.n_elements)
-            if first < last:
-                goal = slice(
-                    (first - start) * one.element_bytes, (last - start) * one.element_bytes
-                )
-                found[goal] = array.read(first - place.first, last - place.first)
+            for number in place.rows_in(start, stop, array.n_elements):
+                begin, n_elements = place.row(number, array.n_elements)
+                first, last = max(start, begin), min(stop, begin + n_elements)
+                if first < last:
+                    at = number * n_elements - begin
+                    goal = slice((first - start) * size, (last - start) * size)
+                    found[goal] = array.read(at + first, at + last)
         return found
 
-    return RawArray(one.dtype, shape, one.element_bytes, read)
+    return RawArray(one.dtype, shape, size, read)
+
+
+def _known_up_to(parts: list[tuple[Placement, RawArray]], dtype: str) -> int:
+    """Return the first element that is in none of the parts or in two; else how many there are."""
+    rows = np.array(
+        [
+            place.row(number, array.n_elements)
+            for place, array in parts
+            if array.dtype == dtype
+            for number in range(place.n_rows(array.n_elements))
+        ]
+    )
+    starts, lengths = rows[np.argsort(rows[:, 0])].T
+    stops = np.concatenate([[0], starts + lengths])
+    (breaks,) = np.nonzero(starts != stops[:-1])
+    return int(stops[breaks[0] if len(breaks) else -1])
 
 
 # From a state to a tree and back.
@@ -334,10 +369,9 @@ class _Flattening:
     def _part(self, part: Part, name: str, where: str) -> str:
         array = self._raw(part.tensor, where)
         assert array is not None, f"{where} is no tensor"
-        if array.n_elements == 0 and 0 not in part.shape:
+        if array.n_elements == 0 and 0 not in part.placement.shape:
             return name  # all of it is in the parts of others
-        flat = array.part(0, array.n_elements)
-        return self._new(flat, name, Placement(part.first, part.shape))
+        return self._new(array.part(0, array.n_elements), name, part.placement)
 
     def _pieces(self, owned: OwnedPieces, name: str, where: str) -> Iterator[list[Any]]:
         for number, first, values in owned.pieces:
@@ -411,7 +445,11 @@ def map_state(change: Any, state: Any) -> Any:
 
 def encoded(tree: StateTree, metadata: Mapping[str, str] | None = None) -> Bytes:
     """Return a tree as bytes that `decoded` reads, a copy; `metadata` comes first in them."""
-    placements = {name: place for name, (_, place) in tree.arrays.items() if place is not None}
+    placements = {
+        name: place if place.run else place[:2]
+        for name, (_, place) in tree.arrays.items()
+        if place is not None
+    }
     arrays = {name: array for name, (array, _) in tree.arrays.items()}
     types = {name: array.dtype for name, array in arrays.items() if array.dtype not in TYPES}
     texts = dict(metadata or {}) | {"values": _text(tree.values)}
@@ -473,7 +511,7 @@ def decoded(data: Bytes) -> tuple[StateTree, dict[str, str]]:
             shape = shape[:-1]
         array = RawArray.of(dtype, shape, data[begin + start : begin + stop])
         place = placements.get(name)
-        arrays[name] = array, place and Placement(place[0], tuple(place[1]))
+        arrays[name] = array, place and Placement(place[0], tuple(place[1]), *place[2:])
     return StateTree(arrays, json.loads(metadata.pop("values")), owned), metadata
 
 

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
 from meshmend.train.state.fingerprint import parameter_words
-from meshmend.train.state.state_tree import Part, map_state
+from meshmend.train.state.state_tree import Part, Placement, map_state
 from meshmend.train.state.torch_state import TORCH, tensors_of
 from meshmend.train.torch.learner import Stateful, load_other_buffers, other_buffers
 
@@ -80,7 +80,8 @@ class GroupState:
         """Return the state of a `Job` with the same model, as far as this chip holds it: for disks.
 
         Raises:
-            InputError: a tensor is not split along its first axis, or there is more than one model.
+            InputError: a chip's part of a tensor is none that a checkpoint knows, or there is more
+                than one model.
         """
         model, optimizer, *others = self.objects
         if not isinstance(model, torch.nn.Module) or not isinstance(
@@ -602,8 +603,19 @@ def _part_leaf(leaf: Any) -> Any:
     """Return a leaf of a state; of a `DTensor`, which elements of it this chip holds."""
     if not _is_dtensor(leaf):
         return leaf
-    first, _ = _own_rows(leaf)
-    return Part(_plain(leaf), first * math.prod(leaf.shape[1:]), tuple(leaf.shape))
+    shape, (offsets, extents) = tuple(leaf.shape), _own_box(leaf)
+    sizes = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    first = sum(offset * size for offset, size in zip(offsets, sizes, strict=True))
+    split = [axis for axis, extent in enumerate(extents) if extent != shape[axis]]
+    if any(axis > 0 for axis in split[:-1]):
+        raise InputError(
+            "a checkpoint of tiles needs tensors that are split along their first axis and one "
+            f"other, but one is {leaf.placements}; save it with torch.distributed.checkpoint"
+        )
+    if not split or split == [0]:
+        return Part(_plain(leaf), Placement(first, shape))
+    run, stride = (of[split[-1]] * sizes[split[-1]] for of in (extents, shape))
+    return Part(_plain(leaf), Placement(first, shape, run, stride))
 
 
 def _own_part(like: Any, whole: torch.Tensor, name: str) -> torch.Tensor:
@@ -615,32 +627,26 @@ def _own_part(like: Any, whole: torch.Tensor, name: str) -> torch.Tensor:
         )
     if not _is_dtensor(like):
         return whole
-    first, n_rows = _own_rows(like)
-    return whole[first : first + n_rows].clone()  # so that not all of it stays in memory
+    for axis, (offset, extent) in enumerate(zip(*_own_box(like), strict=True)):
+        whole = whole.narrow(axis, min(offset, whole.shape[axis] - extent), extent)
+    return whole.clone()  # so that not all of it stays in memory
 
 
-def _own_rows(tensor: Any) -> tuple[int, int]:
-    """Return the first row of a `DTensor` that this chip holds, and how many it holds."""
-    mesh = tensor.device_mesh
-    split = [
-        (axis, placement)
-        for axis, placement in enumerate(tensor.placements)
-        if not placement.is_replicate() and mesh.size(axis) > 1
-    ]
-    if not split:
-        return 0, tensor.shape[0] if tensor.ndim else 0
-    (axis, placement), *others = split
-    if others or not placement.is_shard(0) or type(placement).__name__ != "Shard":
+def _own_box(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where the part of a `DTensor` that this chip holds begins, and its shape."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    held = tuple(tensor._local_tensor.shape)
+    if tuple(shape) != held:
         raise InputError(
-            "a checkpoint of tiles needs tensors that are split along their first axis, but one is "
-            f"{tensor.placements}; save it with torch.distributed.checkpoint"
+            "a checkpoint of tiles needs to know which part of a tensor a chip has, but one is "
+            f"{tensor.placements}, of which this one has {held}; save it with "
+            "torch.distributed.checkpoint"
         )
-    n_rows, n_parts = int(tensor.shape[0]), mesh.size(axis)
-    most = -(-n_rows // n_parts)
-    first = min(most * mesh.get_local_rank(axis), n_rows)
-    held = int(tensor._local_tensor.shape[0])
-    assert held == min(most, n_rows - first), f"{tensor.placements} is split in another way"
-    return first, held
+    return tuple(offsets), held
 
 
 def _ranks_with_parts(tensor: Any) -> set[int]:

@@ -28,6 +28,7 @@ class TileCheckpoints:
         self, saving: Saving | None, resume: Resume, environment: WorkerEnvironment
     ) -> None:
         self.resume = folder_to_resume(resume, saving)
+        self._began_at: int | None = None  # the step of the checkpoint that the job began with
         self._environment = environment
         self._owner = folder_owner(saving, self.resume, environment.run_id)
         self._saving = StepSaving(
@@ -79,26 +80,34 @@ class TileCheckpoints:
         return self._saving.newest()
 
     def load(self, step: int) -> dict[str, Any]:
-        """Return the whole state of a step.
+        """Return the whole state of a step: of this job's checkpoints, or the one it began with.
 
         Raises:
-            CheckpointDamageError: it cannot be read.
+            CheckpointDamageError, ResumeError: it cannot be read.
         """
+        if self.resume is not None and step == self._began_at:
+            return self.resumed(self.resume, step)
         return self._saving.load(step).state
 
-    def resumed(self, folder: Path) -> dict[str, Any]:
-        """Return the whole state that the job begins with.
+    def resumed(self, folder: Path, step: int | None = None) -> dict[str, Any]:
+        """Return the whole state that the job begins with: the newest, or that of a step.
 
         Raises:
             ResumeError: no checkpoint can be read.
         """
         damage: list[str] = []
-        loaded = checkpoint.load(
-            folder, TORCH, on_damage=lambda path, why: damage.append(f"{path.name}: {why}")
-        )
+
+        def note(path: Path, why: str) -> None:
+            damage.append(f"{path.name}: {why}")
+
+        if step is None:
+            loaded = checkpoint.load(folder, TORCH, on_damage=note)
+        else:
+            loaded = checkpoint.load_step(folder, step, TORCH, on_damage=note)
         if loaded is None:
             found = "; ".join(damage) or "it has none"
             raise ResumeError(
                 f"resume needs a checkpoint in {folder} that can be read, but {found}"
             )
+        self._began_at = loaded.step
         return loaded.state
