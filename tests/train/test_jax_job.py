@@ -364,10 +364,10 @@ print(json.dumps([stepped(0), stepped(5)]))
 """
 
 
-def test_numbers_of_the_job_in_a_sum_change_neither_step_nor_hash() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NOTES], capture_output=True, text=True, timeout=HANG_S
-    )
+def test_numbers_of_the_job_in_a_sum_change_neither_step_nor_hash(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(NOTES)
+    done = run_forked(str(script), imported=JAX)
 
     assert done.returncode == 0, done.stderr[-2000:]
     without, with_notes = json.loads(done.stdout.splitlines()[-1])

@@ -1,8 +1,6 @@
 """Loops that a job cannot train right are refused at their first step, in one line."""
 
 import gc
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -329,9 +327,9 @@ for features, targets in (job := Job(model, optimizer, dataset, batch=8, steps=3
 """,
     )
 
-    line = [sys.executable, "-m", "meshmend", "run", "--elastic", "--mesh", "1x2", script]
-    ended = subprocess.run(line, capture_output=True, text=True, check=True)
+    ended = meshmend_run("--elastic", "--mesh", "1x2", script)
 
+    assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("instead of clip_grad_norm_") == 2  # once on each chip
 
 
