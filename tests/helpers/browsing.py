@@ -100,6 +100,13 @@ class Browsed:
     page: Any
     problems: list[str] = field(default_factory=list)
 
+    def hear_line(self, line: Any) -> None:
+        if line.type == "error":
+            self.problems.append(line.text)
+
+    def hear_error(self, error: Any) -> None:
+        self.problems.append(str(error))
+
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector))
 
@@ -157,21 +164,24 @@ def browser() -> Iterator[Any]:
             chromium.close()
 
 
+# Pages that no test uses now, by their browser and options: to make one takes longer than to load
+# the explorer, which keeps nothing in a browser.
+_idle: dict[tuple[Any, str], list[Any]] = {}
+
+
 @contextmanager
 def browsed(chromium: Any, address: str, **options: Any) -> Iterator[Browsed]:
     """Yield a page that is open; it must end without an error on its console."""
-    context = chromium.new_context(
-        **{"viewport": {"width": 1200, "height": 900}, "accept_downloads": True, **options}
-    )
-    found = Browsed(context.new_page())
-    found.page.on(
-        "console",
-        lambda line: found.problems.append(line.text) if line.type == "error" else None,
-    )
-    found.page.on("pageerror", lambda error: found.problems.append(str(error)))
-    try:
-        found.page.goto(address)
-        yield found
-        assert not found.problems, found.problems
-    finally:
-        context.close()
+    options = {"viewport": {"width": 1200, "height": 900}, "accept_downloads": True, **options}
+    idle = _idle.setdefault((chromium, json.dumps(options, sort_keys=True)), [])
+    found = Browsed(idle.pop() if idle else chromium.new_context(**options).new_page())
+    told = {"console": found.hear_line, "pageerror": found.hear_error}
+    for event, hear in told.items():
+        found.page.on(event, hear)
+    found.page.goto(address)
+    yield found
+    assert not found.problems, found.problems
+    found.page.goto("about:blank")
+    for event, hear in told.items():
+        found.page.remove_listener(event, hear)
+    idle.append(found.page)  # not that of a test that failed

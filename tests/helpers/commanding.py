@@ -1,7 +1,6 @@
 """Any `meshmend` command in a process forked from this one, which has imported torch."""
 
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from meshmend.cli import main
 from meshmend.launch.worker import end_openmp_threads
 from meshmend.planning.plan import plan
+from meshmend.processes import without_garbage
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.event_loop import load_event_loop
 from process_tree import with_descendants
@@ -112,9 +112,9 @@ def meshmend_run(*arguments: str | Path, **environment: str) -> Ended:
 
 
 @cache
+@without_garbage()
 def _import_all() -> None:
     """Import what commands import and load what they compute with: once, not in each of them."""
-    gc.disable()
     import torch
     import torch._dynamo.utils
     import torch.distributed.rpc
@@ -126,8 +126,6 @@ def _import_all() -> None:
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler
     load_event_loop()
     plan(Mesh((2, 2)))
-    gc.freeze()  # a collection in a fork would copy all of it
-    gc.enable()
 
 
 def _become(path: Path, arguments: list[str], environment: dict[str, str]) -> None:

@@ -7,7 +7,6 @@ exit status. It is started at first use and does nothing else: forks need a quie
 """
 
 import atexit
-import gc
 import json
 import os
 import runpy
@@ -23,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
-from meshmend.processes import die_with_parent
+from meshmend.processes import die_with_parent, without_garbage
 from meshmend.topology.mesh import Mesh
 from waiting import HANG_S
 
@@ -121,15 +120,13 @@ def _run(request: _Request) -> None:
         os._exit(code)
 
 
+@without_garbage()
 def _load(names: list[str]) -> None:
-    """Import modules and load compiled loops, as `meshmend run` does; none of it is garbage."""
-    gc.disable()
+    """Import modules and load compiled loops, as `meshmend run` does."""
     for name in names:
         import_module(name)
     mesh = Mesh((2, 2))
     prepare(mesh, Settings(mesh).planned_algorithm)
-    gc.freeze()
-    gc.enable()
 
 
 if __name__ == "__main__":

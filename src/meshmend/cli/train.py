@@ -12,6 +12,7 @@ from meshmend.cli.console import compile_for_workers, note, print_json, progress
 from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
 from meshmend.cli.options import JsonOption, job_command, local_job
 from meshmend.errors import InputError
+from meshmend.processes import without_garbage
 
 if TYPE_CHECKING:
     from meshmend.config import JobConfig, ShardingConfig, TrainingConfig
@@ -213,6 +214,7 @@ def _check_mirrors(sharding: "ShardingConfig", mesh: "Mesh") -> None:
     check_domains(domains, mesh, board_shape(len(mesh.shape)))
 
 
+@without_garbage()
 def _workload(model: str, what: "TrainingConfig", norm: str) -> "Trainable":
     data = Path(what.data) if what.data else None
     if what.framework == "jax":

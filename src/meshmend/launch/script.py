@@ -54,6 +54,7 @@ from meshmend.pages.report.training_run import training_run
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.environment import Environment
 from meshmend.planning.settings import settings_of
+from meshmend.processes import without_garbage
 from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
@@ -284,6 +285,7 @@ def _folder(name: str) -> Iterator[Path]:
 _CACHE_VARIABLE: Final = "JAX_COMPILATION_CACHE_DIR"
 
 
+@without_garbage()
 def preload_modules(names: Iterable[str]) -> None:
     """Import modules by their names.
 
@@ -316,6 +318,7 @@ def keep_jax_programs(folder: Path) -> None:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
+@without_garbage()
 def preload_training(names: Iterable[str]) -> None:
     """Import modules by their names, and the framework that workers train with; load our own code.
 

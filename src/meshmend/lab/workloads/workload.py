@@ -18,6 +18,7 @@ from meshmend.config import JobConfig, TrainingConfig
 from meshmend.errors import InputError
 from meshmend.lab.workloads.trainable import SampleSet, n_notes_of, resume_of, saving_of
 from meshmend.planning.plan_request import tile_sum
+from meshmend.processes import without_garbage
 from meshmend.topology.text import parse_tile
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import batch_of as step_batch
@@ -218,6 +219,7 @@ def _share_sizes(what: TrainingConfig, n_chips: Sequence[int], n_samples: int) -
     return sorted({min(size, n_samples) for size in sizes} - {0})
 
 
+@without_garbage()
 def preload() -> None:
     """Import all that workloads need, so that processes forked from this one start faster.
 

@@ -1,0 +1,29 @@
+"""What is imported for forks is left alone by the garbage collector; what comes later is not."""
+
+import gc
+
+import pytest
+
+from meshmend.processes import without_garbage
+
+
+def test_what_is_loaded_is_frozen_and_the_collector_goes_on_after_the_outer_block() -> None:
+    with without_garbage():
+        kept = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+        with without_garbage():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+
+    assert gc.isenabled()
+    looked_at = {id(each) for each in gc.get_objects()}
+    assert looked_at.isdisjoint(map(id, kept))
+
+
+def test_the_collector_goes_on_after_an_error_and_nothing_is_frozen() -> None:
+    kept: list[int] = []
+
+    with pytest.raises(ValueError, match="no number"), without_garbage():
+        int("no number")
+
+    assert gc.isenabled()
+    assert any(each is kept for each in gc.get_objects())
