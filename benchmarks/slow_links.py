@@ -5,6 +5,11 @@
 Draws tori with 5 % of their links at 0.25 to 0.75 of the bandwidth. Prints for each the time of
 `auto` over the weighted limit, that of the plan which `auto` makes without knowing the speeds, and
 how much slower the plan becomes if one slow link gets faster. Times are simulated, on `reference`.
+
+    python benchmarks/slow_links.py --fabric testbed-50mbit
+
+prints instead what the sums of a job without a fabric take over those of a job that is given this
+one, simulated on it.
 """
 
 import argparse
@@ -14,9 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from meshmend.planning.plan import equal_links_plan, plan
+from meshmend.planning.catalogue import Catalogue, CollectiveCall, auto_on
+from meshmend.planning.plan import AUTO, equal_links_plan, plan
+from meshmend.planning.proof import prove
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import simulate
+from meshmend.topology.fabric import parse_fabric
 from meshmend.topology.failures import Link, SlowLink
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_bytes
 from record import record
 
@@ -46,12 +57,39 @@ def with_faster_link(mesh: Mesh, seed: int) -> Mesh:
     return mesh.slowed(replace(link, speed=round(rng.uniform(link.speed, 1.0), 3)))
 
 
+def given_fabric(name: str) -> None:
+    """Print what a job gains that is told its fabric."""
+    meshes = [parse_mesh("4x4", fail=["2x2@0,2"]), parse_mesh("4x4", slow=["link:0,0-0,1=0.25"])]
+    sizes = [1 << shift for shift in (16, 18, 20, 22)]
+    print(f"{'without / with fabric':<30}", *(f"{size >> 10:>6} KiB" for size in sizes))
+    for mesh in (*meshes, parse_mesh("8x8", fail=["2x2@2,2"])):
+        ratios = [
+            _time_s(mesh, n, AUTO, name) / _time_s(mesh, n, auto_on(name), name) for n in sizes
+        ]
+        print(f"{mesh!s:<30}", *(f"{ratio:>10.2f}" for ratio in ratios), flush=True)
+
+
+def _time_s(mesh: Mesh, n_bytes: int, algorithm: str, fabric: str) -> float:
+    call = CollectiveCall("allreduce")
+    task = Catalogue(mesh, algorithm, 0, 0).task(call, n_bytes // 4, "float32")
+    schedule = task.program.schedule
+    proved = prove(mesh, schedule)
+    program = program_of(schedule, proved.hazards, proved.placement.routes)
+    slices = task.layout.n_slices
+    simulated = simulate(program, parse_fabric(fabric), payload_bytes=n_bytes, slices=slices)
+    return simulated.time_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--payload", default="100MB")
+    parser.add_argument("--fabric")
     parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
+    if arguments.fabric:
+        given_fabric(arguments.fabric)
+        return
     payload_bytes = parse_bytes(arguments.payload)
     rows: list[dict[str, Any]] = []
     head = ("of the weighted limit", "auto", "auto, speeds unknown", "slower if a link gets faster")

@@ -226,6 +226,18 @@ class SumConfig(Struct, frozen=True, kw_only=True):
             read_by=BACKEND,
         ),
     ] = "auto"
+    fabric: Annotated[
+        str,
+        _leaf(
+            "The network that `auto` plans for: a name of `meshmend fabrics`, or a link's "
+            "bandwidth, a hop's latency and a message's overhead: 6.15MB/s,44us,12us.",
+            option="fabric",
+            metavar="FABRIC",
+            variable="FABRIC",
+            read_by=BACKEND,
+            empty="`reference`, in slices by the payload's size",
+        ),
+    ] = ""
     slices: Annotated[
         int,
         _leaf(
@@ -858,7 +870,7 @@ _MESH = ("mesh.shape", "mesh.wrap", "mesh.fail", "mesh.slow")
 _PROCESS = (*_MESH, "mesh.board", "job.name", "job.secret_file")
 _WORKER_TIMING = ("timing.link_timeout", "timing.join_timeout", "timing.wait_for_chip")
 _WORKER = Command(
-    options=(*_PROCESS, "job.run_dir", "sums.algorithm", "sums.bind"),
+    options=(*_PROCESS, "job.run_dir", "sums.algorithm", "sums.fabric", "sums.bind"),
     reads=("job", "sums", *_WORKER_TIMING),
 )
 _SLURM = ("hosts.block", "slurm.per_chip", "slurm.port", "slurm.sbatch")
@@ -891,7 +903,14 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "run": Command(
         options=(
-            *(*_MESH, "sums.algorithm", "local.preload", "local.testbed", "local.inject"),
+            *(
+                *_MESH,
+                "sums.algorithm",
+                "sums.fabric",
+                "local.preload",
+                "local.testbed",
+                "local.inject",
+            ),
             *(
                 "job.run_dir",
                 "job.check_shares",

@@ -121,11 +121,13 @@ def local_job(config: "JobConfig") -> "tuple[Mesh, tuple[Fault, ...]]":
     """
     from meshmend.launch.hosts import board_from
     from meshmend.membership.faults.fault import parse_fault
+    from meshmend.schedule.algorithm_names import check_fabric
     from meshmend.topology.text import configured_mesh
     from meshmend.units import parse_bandwidth
 
     mesh = configured_mesh(config.mesh)
     check_algorithms([config.sums.algorithm], "auto")
+    check_fabric(config.sums.fabric, config.sums.algorithm)
     faults = tuple(parse_fault(text, mesh) for text in config.local.inject)
     board_from(config.mesh.board, mesh)
     if config.local.testbed:

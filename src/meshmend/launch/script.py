@@ -109,8 +109,8 @@ def run_job(config: JobConfig, script: Script, *, n_threads: int = 1) -> int:
 
 def _algorithm(config: JobConfig, mesh: Mesh) -> str:
     """Return how the workers of a script sum; in a testbed each is on a host of its own."""
-    is_testbed = bool(config.local.testbed)
-    return config.sums.algorithm if is_testbed else settings_of(config.sums, mesh).planned_algorithm
+    is_alone = bool(config.local.testbed) and not config.sums.fabric
+    return config.sums.algorithm if is_alone else settings_of(config.sums, mesh).planned_algorithm
 
 
 class _Workers:

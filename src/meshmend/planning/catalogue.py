@@ -8,11 +8,16 @@ Where all ranks are processes of one host, no link is slow: processors copy. Eve
 the same bytes, and a ring does it in the fewest messages, so `AUTO_ON_ONE_HOST` takes it for long
 payloads.
 
+`auto` plans for the fabric that it is given (`auto_on`), and runs the plan in the slices that are
+fastest there. Without one it plans for `reference`, which no machine is, and slices are cut by the
+payload's size.
+
 The fastest sum is searched for, which takes seconds on a thousand chips; meshes that are mirror
 images or shifts of one another share one search. `QUICK` names the trees that take its place until
 then: they need no search.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,7 +25,7 @@ import numpy as np
 
 from meshmend.planning.colour_search import quick_colours
 from meshmend.planning.owner_search import is_ring_faster
-from meshmend.planning.plan import AUTO, plan
+from meshmend.planning.plan import AUTO, Plan, fastest_trees, plan
 from meshmend.planning.proof import prove
 from meshmend.planning.quick_plan import quick_schedule
 from meshmend.planning.target import Target
@@ -35,6 +40,7 @@ from meshmend.schedule.spanning import (
     tree_sum,
 )
 from meshmend.schedule.table import Collective, Schedule, in_rank_order, renamed
+from meshmend.topology.fabric import Fabric, parse_fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
 from meshmend.topology.tiles import box_tiling
@@ -47,6 +53,7 @@ TREE_MESSAGE_BYTES = 1 << 13
 MOST_SLICES = 16
 AUTO_ON_ONE_HOST = "auto-on-one-host"  # `auto` where all ranks share a host; not a name for users
 ONE_HOST_RING = "rank-ring"
+_ON = " on "
 QUICK = "quick"  # trees for a sum, without a search; not a name for users
 ONE_HOST_CHUNK_BYTES = 1 << 15  # with shorter chunks trees are faster, measured on 4 to 16 ranks
 # Processes copy every byte that they get, and here a chip gets the sums of others whole: those of
@@ -74,12 +81,24 @@ class CollectiveCall:
 
 Proved = tuple[Schedule, Hazards]
 
-_remembered: dict[tuple[Mesh, str, CollectiveCall, int], Proved] = {}
+_Made = tuple[Proved, int | None]  # and in how many slices it is fastest, if that is known
+_remembered: dict[tuple[Mesh, str, CollectiveCall, int], _Made] = {}
 _MOST_REMEMBERED = 256
 
 
 def proved_schedule(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> Proved:
     """Return a proved schedule for a collective on a class of payloads, and its hazards."""
+    return _known(mesh, algorithm, kind, class_bytes)[0]
+
+
+def planned_slices(
+    mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int
+) -> int | None:
+    """Return in how many slices that schedule is fastest for a payload of its class, if known."""
+    return _known(mesh, algorithm, kind, class_bytes)[1]
+
+
+def _known(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> _Made:
     key = (mesh, algorithm, kind, class_bytes)
     if key not in _remembered:
         while len(_remembered) >= _MOST_REMEMBERED:
@@ -106,55 +125,88 @@ def is_searched(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: i
         return True
     if algorithm == AUTO_ON_ONE_HOST and not is_one_host_ring(mesh, class_bytes):
         algorithm = AUTO
+    algorithm, _ = _split(algorithm)
     return algorithm == "trees" or (algorithm == AUTO and class_bytes > SHORT_BYTES)
 
 
 def remember(
-    mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int, schedule: Schedule
+    mesh: Mesh,
+    algorithm: str,
+    kind: CollectiveCall,
+    class_bytes: int,
+    schedule: Schedule,
+    slices: int | None = None,
 ) -> None:
     """Prove a schedule that was made elsewhere; `proved_schedule` then returns it.
 
     Raises:
         ProofError: the schedule is wrong.
     """
-    _remembered[mesh, algorithm, kind, class_bytes] = _proved(mesh, schedule)
+    _remembered[mesh, algorithm, kind, class_bytes] = _proved(mesh, schedule), slices
 
 
-def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> Proved:
+def auto_on(fabric: str) -> str:
+    """Return the name of `auto` for a fabric; not a name for users."""
+    return f"{AUTO}{_ON}{fabric}"
+
+
+def fabric_in(algorithm: str) -> Fabric | None:
+    """Return the fabric that an algorithm plans for; None: it was given none."""
+    return _split(algorithm)[1]
+
+
+def _split(algorithm: str) -> tuple[str, Fabric | None]:
+    name, _, fabric = algorithm.partition(_ON)
+    return name, parse_fabric(fabric) if fabric else None
+
+
+def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> _Made:
+    """Return a proved schedule; one that was searched for on a given fabric with its slices."""
+    name, fabric = _split(algorithm)
     if kind.name == "broadcast":
-        return _proved(mesh, broadcast(mesh, kind.root))
+        return _proved(mesh, broadcast(mesh, kind.root)), None
     if kind.tile:
         return _colours(mesh, algorithm, kind.tile, class_bytes)
     if kind.name == "allreduce":
         if algorithm == QUICK:
-            return _quick(mesh)
+            return _quick(mesh), None
         if algorithm == AUTO_ON_ONE_HOST:
-            algorithm = ONE_HOST_RING if is_one_host_ring(mesh, class_bytes) else AUTO
-        if class_bytes <= SHORT_BYTES and algorithm == AUTO:
-            return _proved(mesh, tree_sum(mesh))
+            algorithm = name = ONE_HOST_RING if is_one_host_ring(mesh, class_bytes) else AUTO
+        if class_bytes <= SHORT_BYTES and name == AUTO:
+            return _proved(mesh, tree_sum(mesh)), None
         if is_searched(mesh, algorithm, kind, class_bytes):
             like = stand_in(mesh)
             if like.mesh != mesh:
-                found, _ = proved_schedule(like.mesh, algorithm, kind, class_bytes)
-                return _proved(mesh, renamed(found, like.ranks))
-        made = plan(mesh, algorithm, payload=class_bytes)
-        if algorithm == AUTO and _copies_much(mesh, made.schedule.algorithm):
-            made = plan(mesh, "trees", payload=class_bytes)
-        return made.schedule, made.hazards
+                (found, _), slices = _known(like.mesh, algorithm, kind, class_bytes)
+                return _proved(mesh, renamed(found, like.ranks)), slices
+        made = plan(mesh, name, payload=class_bytes, fabric=fabric)
+        if name == AUTO and _copies_much(mesh, made.schedule.algorithm):
+            if fabric is None:
+                made = plan(mesh, "trees", payload=class_bytes)
+            else:
+                made = fastest_trees(mesh, payload=class_bytes, fabric=fabric)
+        return _with_slices(made, fabric)
     collective = Collective(kind.name)
     if collective is Collective.ALL_TO_ALL:
-        made = plan(mesh, AUTO, collective=collective, payload=class_bytes)
-        return made.schedule, made.hazards
-    target = Target(class_bytes)
+        made = plan(mesh, AUTO, collective=collective, payload=class_bytes, fabric=fabric)
+        return (made.schedule, made.hazards), None
+    target = Target().with_(class_bytes, fabric)
     is_ring = is_ring_faster(mesh, target.fabric, target.payload_bytes, collective)
-    return _half(mesh, "ring-1d" if is_ring else "trees", collective)
+    return _half(mesh, "ring-1d" if is_ring else "trees", collective), None
 
 
-def _colours(mesh: Mesh, algorithm: str, tile: tuple[int, ...], class_bytes: int) -> Proved:
+def _with_slices(made: Plan, fabric: Fabric | None) -> _Made:
+    """Return a plan with the slices that were chosen for a fabric, if that was given."""
+    pipeline = made.pipeline if fabric else None
+    return (made.schedule, made.hazards), pipeline.slices if pipeline else None
+
+
+def _colours(mesh: Mesh, algorithm: str, tile: tuple[int, ...], class_bytes: int) -> _Made:
     if algorithm == QUICK:
-        return _quick_colours(mesh, tile)
-    made = plan(mesh, tile=box_tiling(mesh, tile), payload=class_bytes)
-    return made.schedule, made.hazards
+        return _quick_colours(mesh, tile), None
+    fabric = fabric_in(algorithm)
+    made = plan(mesh, tile=box_tiling(mesh, tile), payload=class_bytes, fabric=fabric)
+    return _with_slices(made, fabric)
 
 
 @lru_cache(maxsize=16)  # payloads of all classes share a schedule
@@ -246,6 +298,7 @@ class Catalogue:
         self._rank = rank
         self._other: dict[tuple[CollectiveCall, int], str] = {}  # algorithms of single classes
         self._programs: dict[tuple[CollectiveCall, int], RankProgram] = {}
+        self._planned_slices: dict[tuple[CollectiveCall, int], int | None] = {}
         self._tasks: dict[tuple[CollectiveCall, int, str, str], Task] = {}
 
     def replan(self, kind: CollectiveCall, class_bytes: int, algorithm: str) -> None:
@@ -273,13 +326,22 @@ class Catalogue:
             algorithm = self._other.get(key, self._algorithm)
             schedule, hazards = proved_schedule(self._mesh, algorithm, *key)
             self._programs[key] = rank_program(schedule, hazards, self._rank)
+            self._planned_slices[key] = planned_slices(self._mesh, algorithm, *key)
         return self._programs[key]
 
     def _make(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str) -> Task:
         n_bytes = _n_bytes(n_elements, dtype)
         program = self._program(kind, n_bytes)
-        n_slices = self._n_slices or default_slices(program.schedule, n_bytes)
+        n_slices = self._n_slices or self._slices(kind, n_bytes, program.schedule)
         return task_of(program, n_elements, dtype=dtype, op=op, n_slices=n_slices)
+
+    def _slices(self, kind: CollectiveCall, n_bytes: int, schedule: Schedule) -> int:
+        """Return how many slices to cut a payload in; the best number grows as its root does."""
+        class_bytes = payload_class(kind, n_bytes)
+        planned = self._planned_slices.get((kind, class_bytes))
+        if planned is None:
+            return default_slices(schedule, n_bytes)
+        return max(1, round(planned * math.sqrt(n_bytes / class_bytes)))
 
 
 def _n_bytes(n_elements: int, dtype: str) -> int:

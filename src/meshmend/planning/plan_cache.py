@@ -32,6 +32,7 @@ from meshmend.planning.catalogue import (
     is_remembered,
     is_searched,
     payload_class,
+    planned_slices,
     proved_schedule,
     proved_short_sum,
     proved_spread,
@@ -39,6 +40,7 @@ from meshmend.planning.catalogue import (
 )
 from meshmend.planning.files import PlanFile, decode_plan, encode_plan
 from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes, tile_of
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.failures import format_shape
 from meshmend.topology.graph import largest_part
@@ -234,7 +236,10 @@ def packed_plan(mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: i
 
 def _file(mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int) -> PlanFile:
     schedule, _ = proved_schedule(mesh, algorithm, call, class_bytes)
-    return PlanFile(mesh, schedule, tiling=box_tiling(mesh, call.tile) if call.tile else None)
+    slices = planned_slices(mesh, algorithm, call, class_bytes)
+    pipeline = None if slices is None else Pipeline(slices)
+    tiling = box_tiling(mesh, call.tile) if call.tile else None
+    return PlanFile(mesh, schedule, pipeline, tiling=tiling)
 
 
 def remember_packed(
@@ -259,7 +264,8 @@ def _remember_file(
 ) -> None:
     if found.mesh != mesh or not _is_for(found.schedule, call, mesh):
         raise PlanFileError(f"a plan for {found.mesh} is no {call.name} on {mesh}; plan again")
-    remember(mesh, algorithm, call, class_bytes, found.schedule)
+    slices = found.pipeline.slices if found.pipeline else None
+    remember(mesh, algorithm, call, class_bytes, found.schedule, slices)
 
 
 def planned_calls(sums: SumSizes) -> list[PlannedCall]:

@@ -8,8 +8,9 @@ from msgspec.structs import asdict, force_setattr
 
 from meshmend.config import LEAVES, SECRET, TRANSPORT, SumConfig
 from meshmend.errors import InputError
-from meshmend.planning.catalogue import AUTO_ON_ONE_HOST
+from meshmend.planning.catalogue import AUTO_ON_ONE_HOST, auto_on
 from meshmend.planning.plan import AUTO
+from meshmend.schedule.algorithm_names import check_fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.handshake import check_secret
 
@@ -30,10 +31,12 @@ class Settings(SumConfig, frozen=True):
 
     @property
     def planned_algorithm(self) -> str:
-        """The algorithm, or what `auto` is if all ranks share a host.
+        """The algorithm, or what `auto` is on a fabric or if all ranks share a host.
 
         Who listens on loopback cannot be reached from another host.
         """
+        if self.fabric:
+            return auto_on(self.fabric)
         is_one_host = self.transport == TRANSPORTS[0] and self.bind == LOOPBACK
         return AUTO_ON_ONE_HOST if is_one_host and self.algorithm == AUTO else self.algorithm
 
@@ -44,6 +47,7 @@ class Settings(SumConfig, frozen=True):
             )
         if not self.algorithm:
             raise InputError(f"{LEAVES['sums.algorithm'].variable} needs a text, but got none")
+        check_fabric(self.fabric, self.algorithm)
         force_setattr(self, "bind", self.bind or LOOPBACK)
         if self.secret:
             check_secret(self.secret, SECRET.name)

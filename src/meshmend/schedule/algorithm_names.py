@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from meshmend.errors import InputError
+from meshmend.topology.fabric import parse_fabric
 
 SUM_NAMES = (
     *("trees", "ring-1d", "two-d", "row-pair", "ft-two-d", "rings-nd"),
@@ -17,3 +18,15 @@ def check_algorithm_name(name: str, known: Iterable[str] = ALGORITHM_NAMES) -> N
     """Raise InputError unless the name is one of the known ones; the message lists them."""
     if name not in known:
         raise InputError(f"there is no algorithm {name!r}; choose one of {', '.join(known)}")
+
+
+def check_fabric(fabric: str, algorithm: str) -> None:
+    """Raise InputError unless a job may be given this fabric, if any: `auto` alone plans for it."""
+    if not fabric:
+        return
+    parse_fabric(fabric)
+    if algorithm != "auto":
+        raise InputError(
+            f"a fabric is what 'auto' plans for, but got {algorithm!r}; leave out --fabric or "
+            "--algorithm"
+        )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from meshmend.errors import InputError
-from meshmend.units import format_bandwidth, format_time
+from meshmend.units import format_bandwidth, format_time, parse_bandwidth, parse_time
 
 _LARGEST = 1e18  # of seconds and of bytes a second: beyond it times are no longer whole ticks
 
@@ -187,3 +187,28 @@ def fabric(name: str) -> Fabric:
     if name not in FABRICS:
         raise InputError(f"--fabric needs one of {', '.join(FABRICS)}, but got {name!r}")
     return FABRICS[name]
+
+
+def parse_fabric(text: str) -> Fabric:
+    """Return the preset of a name, or a fabric of your own figures: `6.15MB/s,44us,12us`.
+
+    Those are the bandwidth of a link, the latency of a hop and the overhead of a message.
+
+    Raises:
+        InputError: there is no such preset, or the figures cannot be read.
+    """
+    if "," not in text:
+        return fabric(text)
+    figures = text.split(",")
+    if len(figures) != 3:
+        raise InputError(
+            "--fabric needs a link's bandwidth, a hop's latency and a message's overhead, such as "
+            f"6.15MB/s,44us,12us, but got {text!r}"
+        )
+    bandwidth, latency, overhead = figures
+    return Fabric(
+        name=text,
+        link_bandwidth_bytes_per_s=parse_bandwidth(bandwidth),
+        hop_latency_s=parse_time(latency),
+        message_overhead_s=parse_time(overhead),
+    )

@@ -36,6 +36,7 @@ from meshmend.planning.catalogue import (
     QUICK,
     Catalogue,
     CollectiveCall,
+    fabric_in,
     is_remembered,
     payload_class,
     proved_schedule,
@@ -279,7 +280,8 @@ class _ColourCatalogue(Catalogue):
         Plans for the meshes that a job may have next are made ahead, into a folder.
         """
         if not self._is_elastic:
-            made = plan(self._mesh, tile=self._tiling, payload=class_bytes)
+            fabric = fabric_in(self._algorithm)
+            made = plan(self._mesh, tile=self._tiling, payload=class_bytes, fabric=fabric)
             return made.schedule, made.hazards
         size = tile_sum(class_bytes, self._tiling.shape)
         if self._plans is not None:

@@ -1,0 +1,114 @@
+"""A job runs the plan, and the slices, that `plan` returns for the fabric that it is given."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshmend.config import SumConfig
+from meshmend.errors import InputError
+from meshmend.planning import catalogue
+from meshmend.planning.catalogue import (
+    Catalogue,
+    CollectiveCall,
+    auto_on,
+    default_slices,
+    payload_class,
+    planned_slices,
+)
+from meshmend.planning.plan import plan
+from meshmend.planning.plan_cache import load_plans, packed_plan, remember_packed, store_plans
+from meshmend.planning.proof import prove
+from meshmend.planning.settings import settings_of
+from meshmend.schedule.table import Schedule
+from meshmend.simulator.network_program import program_of
+from meshmend.simulator.rules import simulate
+from meshmend.topology.fabric import FABRICS, parse_fabric
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.text import parse_mesh
+
+SUM = CollectiveCall("allreduce")
+FIGURES = "6.15MB/s,44us,12us"
+SLOW = parse_mesh("4x4", slow=["link:0,0-0,1=0.25"])
+
+
+def on(mesh: Mesh, n_bytes: int, algorithm: str) -> tuple[Schedule, int]:
+    """Return the schedule and the slices that a rank runs for a sum."""
+    task = Catalogue(mesh, algorithm, 0, 0).task(SUM, n_bytes // 4, "float32")
+    return task.program.schedule, task.layout.n_slices
+
+
+def test_ranks_run_what_plan_returns_for_the_fabric() -> None:
+    n_bytes = payload_class(SUM, 1 << 20)
+    made = plan(SLOW, payload=n_bytes, fabric=parse_fabric(FIGURES))
+
+    schedule, slices = on(SLOW, n_bytes, auto_on(FIGURES))
+
+    assert made.pipeline is not None
+    assert schedule.digest == made.schedule.digest
+    assert slices == made.pipeline.slices
+    assert slices > default_slices(schedule, n_bytes)
+
+
+@pytest.mark.parametrize("n_bytes", [1 << 16, 3 << 18, 1 << 20])
+def test_that_is_faster_there_than_what_they_run_without_one(n_bytes: int) -> None:
+    fabric = FABRICS["testbed-50mbit"]
+
+    def time_s(algorithm: str) -> float:
+        schedule, slices = on(SLOW, n_bytes, algorithm)
+        proved = prove(SLOW, schedule)
+        program = program_of(schedule, proved.hazards, proved.placement.routes)
+        return simulate(program, fabric, payload_bytes=n_bytes, slices=slices).time_s
+
+    assert time_s(auto_on(fabric.name)) < 0.92 * time_s("auto")
+
+
+def test_slices_travel_with_a_plan_to_the_folder_and_to_other_chips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, sums = auto_on(FIGURES), [(1 << 18, "float32")]
+    class_bytes = payload_class(SUM, 1 << 20)
+    store_plans(tmp_path, SLOW, name, sums)
+    packed = packed_plan(SLOW, name, SUM, class_bytes)
+    schedule, slices = on(SLOW, 1 << 20, name)
+    reads: list[Callable[[], None]] = [
+        lambda: load_plans(tmp_path, SLOW, name, sums),
+        lambda: remember_packed(SLOW, name, SUM, class_bytes, packed),
+    ]
+    for read in reads:
+        monkeypatch.setattr(catalogue, "_remembered", {})
+        read()
+        assert catalogue.is_remembered(SLOW, name, SUM, class_bytes)
+        assert planned_slices(SLOW, name, SUM, class_bytes) is not None
+        found, again = on(SLOW, 1 << 20, name)
+        assert (found.digest, again) == (schedule.digest, slices)
+
+
+def test_without_a_fabric_nothing_changes() -> None:
+    schedule, slices = on(SLOW, 1 << 20, "auto")
+
+    assert slices == default_slices(schedule, 1 << 20)
+    assert planned_slices(SLOW, "auto", SUM, payload_class(SUM, 1 << 20)) is None
+
+
+def test_a_fabric_wins_over_one_host_and_is_refused_where_it_means_nothing() -> None:
+    def settings(**more: str) -> SumConfig:
+        return SumConfig(**more)  # type: ignore[arg-type]  # texts only
+
+    mesh = Mesh((2, 2))
+    assert settings_of(settings(fabric="tpu-v3"), mesh).planned_algorithm == "auto on tpu-v3"
+    for more, why in (
+        ({"fabric": "tpu-v33"}, "needs one of reference, .* but got 'tpu-v33'"),
+        ({"fabric": "6MB/s,3us"}, "a link's bandwidth, a hop's latency and a message's overhead"),
+        ({"fabric": "6MB/s,3us,x"}, "a time needs a number"),
+        ({"fabric": "tpu-v3", "algorithm": "trees"}, "is what 'auto' plans for, but got 'trees'"),
+    ):
+        with pytest.raises(InputError, match=why):
+            settings_of(settings(**more), mesh)
+
+
+def test_figures_of_your_own_are_a_fabric() -> None:
+    fabric = parse_fabric(FIGURES)
+
+    assert fabric.link_bandwidth_bytes_per_s == 6.15e6
+    assert (fabric.hop_latency_s, fabric.message_overhead_s) == (44e-6, 12e-6)
