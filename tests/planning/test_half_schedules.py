@@ -1,5 +1,7 @@
 """Halves of an allreduce as PyTorch calls them: right, in rank order, and never a blind ring."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,13 @@ from hypothesis import strategies as st
 
 from meshmend.errors import InputError
 from meshmend.planning.catalogue import CollectiveCall, payload_class, proved_schedule
+from meshmend.planning.choose import choose
+from meshmend.planning.comparison import compared
 from meshmend.planning.plan import AUTO
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective, in_rank_order
+from meshmend.simulator.limit import limit
+from meshmend.topology.fabric import FABRICS
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.transport import reference
@@ -68,3 +74,21 @@ def test_owners_of_unequal_parts_and_wide_rows_are_refused() -> None:
         in_rank_order(unequal)
     with pytest.raises(InputError, match="rows that move one chunk each, but some move several"):
         in_rank_order(wide)
+
+
+def test_the_name_of_a_collective_is_refused_where_the_collective_is_needed() -> None:
+    """A name is equal to its collective, but not the same object: prices would be of another."""
+    name = cast("Collective", "all-gather")
+    for ask in (compared, choose):
+        with pytest.raises(InputError, match="a question needs a Collective, but got 'all-gather'"):
+            ask(Mesh((2, 2)), FABRICS["reference"], 1e6, collective=name)
+
+
+def test_a_limit_by_name_is_that_of_the_collective() -> None:
+    for kind in Collective:
+        named, right = (
+            limit(Mesh((2, 3)), FABRICS["reference"], 1e6, collective=each)
+            for each in (cast("Collective", kind.value), kind)
+        )
+
+        assert (named.time_s, named.describe()) == (right.time_s, right.describe())

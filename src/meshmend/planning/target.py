@@ -78,6 +78,13 @@ class Question:
     fabric: Fabric
     collective: Collective = Collective.ALLREDUCE
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.collective, Collective):  # equal to one, but not the same object
+            raise InputError(
+                f"a question needs a Collective, but got {self.collective!r}; use "
+                "collective_named(...)"
+            )
+
     @property
     def n_halves(self) -> int:
         """How many halves of an allreduce the collective consists of: 1 or 2."""

@@ -201,6 +201,7 @@ def limit(
     """
     if not (math.isfinite(payload_bytes) and payload_bytes >= 0):
         raise InputError(f"limit needs a payload of zero bytes or more, but got {payload_bytes}")
+    collective = Collective(collective)  # a name is equal to its collective, but not the same
     packing, figures = packing_number(mesh), mesh_figures(mesh)
     owned = np.full(mesh.n_live, 1 / mesh.n_live) if shares is None else shares
     is_updated = collective is Collective.SHARDED_UPDATE
