@@ -160,8 +160,6 @@ def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fa
         f"got --shares {config.job.shares}": config.job.shares != "equal",
         f"got training.batch_policy {what.batch_policy}": what.batch_policy != "constant",
     }
-    if what.tensor_parallel and config.saving.resume:
-        raise InputError("training.tensor_parallel has no checkpoints, but got --resume")
     for why in (why for why, is_so in refused.items() if is_so):
         raise InputError(
             f"--tile needs a gpt of PyTorch that every step trains on the same batch, without "
