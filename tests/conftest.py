@@ -23,8 +23,8 @@ SHARE_OF_EXAMPLES, LEAST_EXAMPLES = 1 / 3, 10
 # takes longest.
 LONGEST_FIRST = (
     *("loops", "launch", "train", "torch", "transport"),
-    *("membership", "planning", "jax", "test_documentation.py", "lab", "cli", "schedule"),
-    *("simulator", "forecast", "test_kernels.py"),
+    *("explore", "membership", "planning", "jax", "test_documentation.py", "lab", "cli"),
+    *("schedule", "simulator", "forecast", "test_kernels.py"),
 )
 WAITING = {"loops", "launch", "train", "torch", "transport"}  # for processes of their own, mostly
 
