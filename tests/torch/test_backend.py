@@ -11,7 +11,7 @@ import pytest
 
 from commanding import Ended, meshmend_run
 from forked_script import run_forked
-from meshmend.errors import InputError
+from meshmend.errors import InputError, StoppedError
 from meshmend.topology.text import parse_mesh
 from waiting import HANG_S, until
 
@@ -423,6 +423,45 @@ def test_a_future_that_is_asked_for_late_is_complete() -> None:
     assert handle.get_future().value() is tensors
     assert handle.result() is tensors
     assert progress.finish(HANG_S)
+
+
+def test_a_collective_of_a_group_that_was_destroyed_is_refused() -> None:
+    progress = Progress("test")
+    assert progress.finish(HANG_S)
+
+    with pytest.raises(StoppedError, match="a test needs a process group, but this one was destr"):
+        progress.submit("a test", lambda: None, [torch.ones(1)])
+
+
+_A_FORK_CALLS_A_COLLECTIVE = """
+import os, warnings
+warnings.filterwarnings("ignore")  # of a fork while there are threads
+from meshmend.errors import StoppedError
+from meshmend.torch.progress_thread import Progress
+
+progress = Progress("test")
+if not (pid := os.fork()):
+    try:
+        progress.submit("a test", lambda: None, []).wait()
+    except StoppedError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+progress.submit("a test", lambda: None, []).wait()
+print("the process that made it goes on")
+"""
+
+
+def test_a_collective_in_a_fork_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_A_FORK_CALLS_A_COLLECTIVE)
+
+    ended = run_forked(str(script))
+
+    assert ended.stdout == (
+        "a test needs the process that made the process group, but was called in one that was "
+        "forked from it; make a group in each process\nthe process that made it goes on\n"
+    ), ended.stderr
 
 
 def test_payloads_are_cut_by_their_size_and_by_the_shape_of_the_schedule() -> None:

@@ -7,6 +7,7 @@ several are in flight. Callbacks of futures run in threads of their own: one may
 collective, whose callbacks then need a thread too, so a new one is started when all are busy.
 """
 
+import os
 import queue
 import sys
 import threading
@@ -20,7 +21,7 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from meshmend.errors import MeshmendError, StalledError
+from meshmend.errors import MeshmendError, StalledError, StoppedError
 
 Job = Callable[[], None]
 
@@ -217,6 +218,8 @@ class Progress:
         self._counts = threading.Lock()
         self._n_free = 0  # threads that wait for their turn, or have it
         self._threads: list[threading.Thread] = []
+        self._process = os.getpid()  # no fork inherits the threads
+        self._is_over = False
         self._add_thread()
 
     def submit(
@@ -229,16 +232,31 @@ class Progress:
         """Queue a collective; return its handle, whose future is `result` once it has run.
 
         `watch` gets that future before the collective can run.
+
+        Raises:
+            StoppedError: nobody would run it.
         """
+        if self._process != os.getpid():
+            raise StoppedError(
+                f"{what} needs the process that made the process group, but was called in one that "
+                "was forked from it; make a group in each process"
+            )
         handle = Handle(what, result, self._completion)
         if watch is not None:
             watch(handle.python_future())
-        self._queue.put((collective, handle))
+        with self._counts:
+            if self._is_over:
+                raise StoppedError(
+                    f"{what} needs a process group, but this one was destroyed; make it anew"
+                )
+            self._queue.put((collective, handle))
         return handle
 
     def finish(self, timeout_s: float) -> bool:
         """Run all submitted collectives, then end all threads; return whether they end in time."""
-        self._queue.put(None)
+        with self._counts:
+            self._is_over = True
+            self._queue.put(None)
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
