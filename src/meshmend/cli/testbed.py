@@ -223,6 +223,42 @@ def slow_command(
     _print_bed(bed, as_json=as_json)
 
 
+@app.command("lose")
+def lose_command(
+    links: Annotated[
+        list[str],
+        typer.Argument(metavar="LINK=PART...", help="link:3,4-3,5=0.01 loses a hundredth."),
+    ],
+    name: NameOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lose packets of the live network at random, each way, or none again.
+
+    **Examples**
+
+    - meshmend testbed lose link:0,0-0,1=0.01
+
+    - meshmend testbed lose link:0,0-0,1=0
+    """
+    from meshmend.lab.testbed.bed import Testbed
+
+    parts = [_part_of(text) for text in links]
+    bed = Testbed.attach(name)
+    for link, part in parts:
+        bed.lose(link, part)
+    _print_bed(bed, as_json=as_json)
+
+
+def _part_of(text: str) -> tuple[str, float]:
+    link, _, part = text.rpartition("=")
+    try:
+        return link, float(part)
+    except ValueError:
+        raise InputError(
+            f"testbed lose needs a link and a part such as link:0,0-0,1=0.01, but got {text!r}"
+        ) from None
+
+
 @app.command("check")
 def check_command(
     name: NameArgument = None,

@@ -157,6 +157,40 @@ def test_a_link_that_drops_one_way_carries_no_connection_until_it_passes_again(
         bed.drop((0, 0), (2, 2))
 
 
+_SEND = """
+import socket, sys
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(400):
+    try:
+        sender.sendto(b"datagram", (sys.argv[1], 9))
+    except ConnectionRefusedError:  # the answer to an earlier one
+        pass
+"""
+
+
+def n_arrived(bed: Testbed, goal: Chip) -> int:
+    """Return how many datagrams have come to a chip, on which nobody waits for them."""
+    text = bed.run(goal, ["cat", "/proc/net/snmp"], capture_output=True, text=True).stdout
+    names, numbers = (line.split() for line in text.splitlines() if line.startswith("Udp:"))
+    return int(dict(zip(names, numbers, strict=True))["NoPorts"])
+
+
+@pytest.mark.parametrize(("part", "least", "most"), [(0.0, 400, 400), (0.5, 100, 300)])
+def test_a_link_loses_the_part_of_its_packets_that_was_asked_for(
+    bed: Testbed, part: float, least: int, most: int
+) -> None:
+    for source, goal in (((0, 0), (0, 1)), ((0, 1), (0, 0))):
+        assert can_connect(bed, source, goal)  # so each knows the other's Ethernet address
+        before = n_arrived(bed, goal)
+        bed.lose("link:0,0-0,1", 0.9)  # which the next one takes back
+        bed.lose("link:0,0-0,1", part)
+        bed.run(source, [sys.executable, "-c", _SEND, bed.address(goal)], check=True)
+        bed.lose("link:0,0-0,1", 0.0)
+        assert can_connect(bed, source, goal)  # so what was sent before has come or is lost
+
+        assert least <= n_arrived(bed, goal) - before <= most
+
+
 def test_a_flow_across_a_failed_chip_lives_on(bed: Testbed) -> None:
     size_bytes = 600_000  # about half a second
     script = [sys.executable, "-I", "-S", str(transfer.__file__)]
@@ -348,6 +382,11 @@ def test_what_is_not_there_is_refused(bed: Testbed) -> None:
         bed.fail("2x2@2,2")
     with pytest.raises(TopologyError, match="needs at least one live chip"):
         bed.fail("3x3@0,0")
+    for link, part in (("link:0,0-0,1", 1.5), ("0,0", 0.5)):
+        with pytest.raises(TopologyError, match=rf"a part from 0 to 1 .*, but got {part} of "):
+            bed.lose(link, part)
+    with pytest.raises(TopologyError, match=r"has no link from \(0, 0\) to \(2, 2\)"):
+        bed.lose("link:0,0-2,2", 0.5)
     with pytest.raises(TestbedError, match=r"a link that is up .*, but got link:0,1-1,1"):
         link_rate(bed, Link((0, 1), (1, 1)))
     assert bed.mesh == parse_mesh("3x3", fail=["1,1"])

@@ -18,7 +18,7 @@ from meshmend.errors import TestbedError, TopologyError
 from meshmend.lab.testbed import kernel, records
 from meshmend.lab.testbed.names import address_of, number_of
 from meshmend.lab.testbed.records import Record
-from meshmend.topology.failures import Chip, Failure, Link, SlowLink
+from meshmend.topology.failures import Chip, Failure, Link, SlowLink, parse_failure
 from meshmend.topology.mesh import Mesh
 from meshmend.units import format_bandwidth
 
@@ -203,11 +203,28 @@ class Testbed:
         Raises:
             TopologyError: no link joins the two.
         """
-        self._drop(source, goal, drops=True)
+        self._lose(source, goal, 1.0)
 
     def pass_again(self, source: Chip, goal: Chip) -> None:
         """Undo `drop`: let the packets pass again."""
-        self._drop(source, goal, drops=False)
+        self._lose(source, goal, 0.0)
+
+    def lose(self, link: Link | str, part: float) -> None:
+        """Drop this part of the packets on a link, at random, each way; 0: none.
+
+        No chip is notified: TCP sends them again, and takes it for congestion.
+
+        Raises:
+            TopologyError: no such link, or a part that is not from 0 to 1.
+        """
+        found = parse_failure(link) if isinstance(link, str) else link
+        if not isinstance(found, Link) or not 0 <= part <= 1:
+            raise TopologyError(
+                f"a testbed loses a part from 0 to 1 of the packets of a link such as "
+                f"link:0,0-0,1, but got {part} of {found}"
+            )
+        for source, goal in ((found.first, found.second), (found.second, found.first)):
+            self._lose(source, goal, part)
 
     def down(self) -> None:
         """Take the network down and end whatever runs in it; it may be down already."""
@@ -235,14 +252,14 @@ class Testbed:
             records.save(record.with_mesh(after, settled=True))
             return after
 
-    def _drop(self, source: Chip, goal: Chip, *, drops: bool) -> None:
+    def _lose(self, source: Chip, goal: Chip, part: float) -> None:
         from meshmend.lab.testbed import network  # imports Numba, which takes a while
 
         mesh = self.mesh
         if not mesh.has_link(Link.between(source, goal)):
             raise TopologyError(f"testbed {self.name!r} has no link from {source} to {goal}")
         ends = self._number(source), self._number(goal)
-        commands = network.drop_commands(mesh, *ends, drops=drops)
+        commands = network.loss_commands(mesh, *ends, part)
         kernel.run_batches(self.holder, "tc", commands, is_user=self.is_user)
 
     def _number(self, chip: Chip) -> int:

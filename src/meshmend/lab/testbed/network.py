@@ -22,6 +22,9 @@ MTU_BYTES = 9000
 # After an idle time a burst passes at full speed, so it holds only one packet. The limit is the
 # queue: it is long enough to avoid drops.
 _SHAPER = "burst 10kb limit 1mb"
+# Instructions of classic BPF. The kernel has a random word at SKF_AD_OFF + SKF_AD_RANDOM.
+_LOAD_RANDOM = f"32 0 0 {2**32 - 0x1000 + 56}"
+_RETURN_DROP, _RETURN_PASS = "6 0 0 2", "6 0 0 0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,17 +96,26 @@ def rate_commands(mesh: Mesh, link_bytes_per_s: float) -> Mapping[int, str]:
     return commands
 
 
-def drop_commands(mesh: Mesh, source: int, goal: int, *, drops: bool) -> Mapping[int, str]:
-    """Return the `tc` commands that drop all packets of one direction of a link, or let them pass.
+def loss_commands(mesh: Mesh, source: int, goal: int, part: float) -> Mapping[int, str]:
+    """Return the `tc` commands that drop this part of the packets of one direction of a link.
 
     The receiving end drops them, so the sender notices nothing, as with a cable that is broken in
-    one direction. The filter is a classic BPF program of one instruction: "return 2", drop.
+    one direction. The filter is a classic BPF program: it drops a packet if a random word is below
+    the part. What was dropped before no longer counts.
     """
     dev = interface_of(_port(intact(mesh), goal, source))
-    if not drops:
-        return {goal: _batch([f"qdisc del dev {dev} ingress"])}
-    drop = f"filter add dev {dev} parent ffff: protocol all bpf da bytecode '1,6 0 0 2,'"
-    return {goal: _batch([f"qdisc add dev {dev} ingress", drop])}
+    lines = [f"qdisc replace dev {dev} ingress", f"qdisc del dev {dev} ingress"]
+    if part > 0:
+        instructions = [_RETURN_DROP]
+        if part < 1:
+            jump = f"53 1 0 {round(part * 2**32)}"  # over the next one, if the word is not below
+            instructions = [_LOAD_RANDOM, jump, _RETURN_DROP, _RETURN_PASS]
+        code = ",".join([str(len(instructions)), *instructions, ""])
+        lines += [
+            f"qdisc add dev {dev} ingress",
+            f"filter add dev {dev} parent ffff: protocol all bpf da bytecode '{code}'",
+        ]
+    return {goal: _batch(lines)}
 
 
 def change_commands(before: Mesh | None, after: Mesh) -> Mapping[int, str]:
