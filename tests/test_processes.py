@@ -1,6 +1,8 @@
 """What is imported for forks is left alone by the garbage collector; what comes later is not."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -27,3 +29,17 @@ def test_the_collector_goes_on_after_an_error_and_nothing_is_frozen() -> None:
 
     assert gc.isenabled()
     assert any(each is kept for each in gc.get_objects())
+
+
+def test_nothing_is_frozen_at_the_end_of_a_process() -> None:
+    program = (
+        "import atexit, gc\n"
+        "atexit.register(lambda: print(gc.get_freeze_count()))  # called after those below\n"
+        "from meshmend.processes import without_garbage\n"
+        "with without_garbage():\n    import json\n"
+        "print(gc.get_freeze_count() > 0)\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert ended.stdout == "True\n0\n", ended.stderr
