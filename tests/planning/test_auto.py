@@ -248,3 +248,16 @@ def test_without_trees_the_choice_is_the_algorithms_own_schedule() -> None:
     )
 
     assert schedule.algorithm == "two-d"
+
+
+@pytest.mark.parametrize(("payload_bytes", "most"), [(1e7, 1.07), (1e9, 1.008)])
+def test_rings_of_a_torus_with_a_short_axis_leave_no_link_idle(
+    payload_bytes: float, most: float
+) -> None:
+    """Without delays they take 1.098 and 1.025 of the limit."""
+    mesh, machine = Mesh((4, 4, 2), (True, True, True)), fabric("tpu-v4")
+
+    result = compared(mesh, machine, payload_bytes, ["rings-nd"])
+
+    assert result.ratio(result.winner) <= most
+    assert choose(mesh, machine, payload_bytes).algorithm == "rings-nd"

@@ -13,6 +13,7 @@ from meshmend.errors import UnsupportedError
 from meshmend.planning.exchange_prices import (
     DIRECT,
     EXPRESS,
+    RINGS_ND,
     SCATTERED_AXES,
     TWO_ROOTS,
     Delays,
@@ -44,7 +45,6 @@ from meshmend.topology.symmetry import StandIn, stand_in
 from meshmend.trees.tree_packing import TreePacking
 
 TREES = "trees"
-RINGS_ND = "rings-nd"
 BASELINES: dict[str, Callable[[Mesh], IntactPart]] = {
     "sub-mesh": largest_box,
     "drop-lines": without_lines,
