@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from killed_job import MESH, Done, KilledJob, Note, Training, Work, digest_of, run
+from killed_job import MESH, Done, KilledJob, Note, Training, Work, digest_of, live, run
 from meshmend.lab.workloads.workload import batch_of
 from meshmend.torch.versions import HAS_PYTHON_BACKENDS
 from meshmend.train.data.samples import Order, share_of
@@ -193,10 +193,32 @@ def train(meeting: Meeting, port: int, training: Training, timeout_s: float) -> 
 
 def gloo(training: Training, timeout_s: float) -> tuple[Work, Callable[[KilledJob], None]]:
     """Return the life of a worker, and what decides who trains together."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = start_store()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     meeting = Meeting(store, timeout_s)
-    work = train(meeting, store.port, training, timeout_s)
+    work = train(meeting, port, training, timeout_s)
     return work, lambda job: meeting.decide(job.pids)
+
+
+def start_store() -> int:
+    """Fork a store that lives as long as this process, and return its port.
+
+    Its server has threads, and of a process with threads a fork may hang.
+    """
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        live("store", lambda: _serve(writing))
+    os.close(writing)
+    port = int(os.read(reading, 100))
+    os.close(reading)
+    return port
+
+
+def _serve(writing: int) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(writing, str(store.port).encode())
+    while True:
+        time.sleep(60)  # it ends with the process that started it
 
 
 if __name__ == "__main__":
