@@ -63,6 +63,7 @@ _MOST_EXCHANGE_ROWS = 1 << 23  # `auto` tries no exchange of more: 128x128 would
 _MOST_OPEN_HOPS = 32
 _MOST_CHIPS_OF_DIRECT = 64  # more chips have too many messages, even if they are short
 _UNEVEN = 1.05  # straight ways of an all-to-all load some link so much more than necessary
+_CHIPS_OF_BOTH_SKEWS = 256  # up to here rings are simulated with and without delays in 0.2 s
 _FEW_CHIPS = 36  # up to here `auto` tries every algorithm for an allreduce
 _FEW_OWNERS = 256  # and up to here for a sharded update; for a half always
 
@@ -154,7 +155,7 @@ def price(
     result = _simulated(
         question, program, slices, delays, lambda part: progress(f"{name}: simulating", part)
     )
-    if name == RINGS_ND and skew and program.n_rows < _LARGE_ROWS:
+    if name == RINGS_ND and skew and mesh.n_live <= _CHIPS_OF_BOTH_SKEWS:
         # Delays make rings of most full tori faster, and of a few slower.
         without = _simulated(question, program, slices, None, lambda part: None)
         result, skew = min((result, skew), (without, 0.0), key=lambda each: each[0].time_s)
