@@ -105,6 +105,15 @@ def test_no_change_needs_no_commands() -> None:
     assert change_commands(mesh, mesh) == {}
 
 
+@pytest.mark.parametrize("fail", [[], ["0,1"], ["2x2@0,2"]])
+def test_speeds_change_no_route_which_a_later_failure_relies_on(fail: list[str]) -> None:
+    mesh = parse_mesh("4x4", fail=fail)
+
+    assert np.array_equal(
+        link_states(mesh.slowed("link:2,1-2,2=0.1")).ports, link_states(mesh).ports
+    )
+
+
 def test_the_smallest_mesh_is_two_chips_and_a_link() -> None:
     mesh = parse_mesh("1x2")
 

@@ -40,7 +40,11 @@ class LinkStates:
 
 
 def link_states(mesh: Mesh) -> LinkStates:
-    """Return which links are up and the routes within each connected part of the live chips."""
+    """Return which links are up and the routes within each connected part of the live chips.
+
+    Speeds change no route: `slow` leaves those of the kernel as they are.
+    """
+    mesh = replace(mesh, slow=frozenset())
     number = np.array([number_of(mesh, chip) for chip in mesh.live])
     is_up = np.zeros((mesh.n_chips, mesh.neighbor_ranks.shape[1]), dtype=np.bool_)
     is_up[number] = mesh.neighbor_ranks >= 0
