@@ -4,8 +4,9 @@
 
 Fails on the first divergence, lost or repeated sample, or pause without a step, the time before the
 first step included; at the end also on a process that is left over, and on memory or descriptors
-that grow. The chips are network namespaces of a testbed where this machine grants one, and links
-drop packets one way; elsewhere they are processes on loopback.
+that grow. The chips are network namespaces of a testbed where this machine grants one, links drop
+packets one way, and the job watches its links, of which some are slow or lose packets for a while;
+elsewhere they are processes on loopback.
 
 A pause counts by the time in which a process could have had a processor: on a machine that is busy
 with other work, everything takes longer, and nothing stands still.
@@ -31,6 +32,7 @@ from meshmend.config import (
     RunConfig,
     SavingConfig,
     ShardingConfig,
+    SumConfig,
     Timing,
     TrainingConfig,
 )
@@ -44,6 +46,8 @@ from meshmend.membership.events import (
     FaultHappened,
     FaultRecovered,
     JobFailed,
+    LinkRestored,
+    LinkSlow,
     RunStarted,
     StateLost,
     StateRestored,
@@ -62,7 +66,15 @@ from meshmend.train.data.audit import audit
 from meshmend.units import parse_bandwidth
 from random_faults import random_faults
 from record import record
-from soak_disturbances import Disturbance, full_disk, one_way_drop, possible, unmount, wrong_workers
+from soak_disturbances import (
+    Disturbance,
+    bad_link,
+    full_disk,
+    one_way_drop,
+    possible,
+    unmount,
+    wrong_workers,
+)
 
 # This and the next ones: seconds with a processor to be had. A job that lost its state waits for
 # `_HOLDER_S`; if the coordinator dies meanwhile, the next one waits anew.
@@ -76,7 +88,7 @@ _PROGRESS_S = 10
 _SPIN_S = 0.005
 _SHOWN = (
     *(FaultHappened, FaultRecovered, WorkerTurnedAway, ChipsWaiting),
-    *(StateLost, StateRestored, JobFailed, WrongResult),
+    *(StateLost, StateRestored, JobFailed, WrongResult, LinkSlow, LinkRestored),
 )
 _FLIP_EVERY, _MOST_STEPS_PER_S = 5, 10
 _PAGE_MB = os.sysconf("SC_PAGESIZE") / 1e6
@@ -306,7 +318,7 @@ def _soak(
         watch.flipped = frozenset(chip for fault in flips for chip in fault.chips())
     watch.disturbances += wrong.disturbances
     if link_bandwidth is not None:
-        watch.disturbances.append(one_way_drop(mesh, seed))
+        watch.disturbances += [one_way_drop(mesh, seed), bad_link(mesh, seed)]
     threading.Thread(target=watch.look, daemon=True).start()
     trained = train(
         trained_on,
@@ -315,6 +327,7 @@ def _soak(
             job=RunConfig(
                 run_dir=str(folder), check_every_step=True, check_shares=options.check_shares
             ),
+            sums=SumConfig(watch_links=link_bandwidth is not None),
             timing=Timing(holder_timeout_s=_HOLDER_S),
             training=TrainingConfig(steps=10**9, batch=options.batch, tile=options.tile),
             saving=SavingConfig(every=_SAVE_EVERY_SHARED if has_parts else _SAVE_EVERY),

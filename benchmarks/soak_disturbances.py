@@ -1,6 +1,7 @@
 """What a soak does to a run apart from injected faults; what a machine cannot do is left out, told.
 
-A full disk under the ledgers, links that drop packets one way, workers with wrong arguments.
+A full disk under the ledgers, links that drop packets one way, links that are slow or lose some
+packets, workers with wrong arguments.
 """
 
 import os
@@ -19,11 +20,13 @@ from meshmend.lab.testbed.bed import Testbed
 from meshmend.lab.workloads.trainable import SampleSet
 from meshmend.lab.workloads.workload import Workload
 from meshmend.membership.faults.fault import Fault, FaultKind
-from meshmend.topology.failures import Block, Chip
+from meshmend.topology.failures import Block, Chip, Link, SlowLink
 from meshmend.topology.mesh import Mesh
 
 _REST_S = 20.0  # without disturbances at the end
 _LEDGER_DISK = "64m"
+_SLOW_PROBABILITY = 0.7  # of a bad link; else it loses packets
+_LOST_PART = 0.01
 _WRONG_EVERY_S = 60.0
 _WRONG_FOR_S = 4.0
 
@@ -104,6 +107,39 @@ def one_way_drop(mesh: Mesh, seed: int) -> Disturbance:
                 bed.pass_again(chip, goal)
 
     return Disturbance(begin, end, 25.0, 35.0, 6.0)
+
+
+def bad_link(mesh: Mesh, seed: int) -> Disturbance:
+    """Return a link of the testbed that is slow, or loses some packets, from time to time.
+
+    The job watches its links: it may find such a link, plan anew, and lose a chip meanwhile.
+    """
+    source = random.Random(seed)
+    made_bad: list[tuple[Testbed, Link]] = []
+
+    def begin() -> str:
+        chip = source.choice(mesh.live)
+        link = Link.between(chip, source.choice(sorted(mesh.neighbors(chip))))
+        is_slow, speed = source.random() < _SLOW_PROBABILITY, source.choice((0.1, 0.25, 0.5))
+        try:
+            bed = Testbed.attach()
+            if is_slow:
+                bed.slow(SlowLink(link, speed))
+            else:
+                bed.lose(link, _LOST_PART)
+        except MeshmendError as error:
+            return f"no link is made slow: {error}"
+        made_bad.append((bed, link))
+        return f"{link} has {speed} of its rate" if is_slow else f"{link} loses packets"
+
+    def end() -> None:
+        while made_bad:
+            bed, link = made_bad.pop()
+            with suppress(MeshmendError):  # the run has ended, and its testbed with it
+                bed.slow(SlowLink(link, 1.0))
+                bed.lose(link, 0.0)
+
+    return Disturbance(begin, end, 12.0, 30.0, 15.0)
 
 
 class WrongInSomeWorkers:
