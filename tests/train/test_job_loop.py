@@ -61,7 +61,7 @@ def test_an_overflow_on_one_chip_skips_the_step_and_lowers_the_scale_on_all(tmp_
 
 
 def test_the_accumulation_of_the_page_trains_as_one_pass_over_the_batch(tmp_path: Path) -> None:
-    """The loop of docs/job.md, on shares of 22, 21 and 21 samples; its losses, norms and weights."""
+    """The loop of docs/job.md, on shares of 22, 21 and 21 samples: losses, norms and weights."""
     page = (Path(__file__).parents[2] / "docs" / "job.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n([^`]*job\.accumulate[^`]*)```", page)
     begin = """
