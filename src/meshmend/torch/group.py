@@ -125,7 +125,8 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         *,
         places: list[int] | None = None,
     ) -> None:
-        rank, n_ranks = options.group_rank, options.group_size
+        rank, n_ranks = int(options.group_rank), int(options.group_size)
+        self._rank, self._size = rank, n_ranks
         super().__init__(rank, n_ranks)  # c10d gives only its own class a store
         self._store = options.store
         self._late: LateGloo | None = inner if isinstance(inner, LateGloo) else None
@@ -171,6 +172,14 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self._catalogue = Catalogue(
             settings.mesh, settings.planned_algorithm, settings.slices, rank
         )
+
+    def getRank(self) -> int:  # noqa: N802  # c10d's name
+        """Return the rank in the present group; torch 2.15 would ask Gloo, which may be idle."""
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: N802  # c10d's name
+        """Return the number of ranks of the present group."""
+        return self._size
 
     def getBackendName(self) -> str:  # noqa: N802  # c10d's name
         """Return the name that `init_process_group` was given."""

@@ -160,7 +160,6 @@ class ReconfigurableGroup(MeshmendGroup):
             timeout=options.timeout,
             enable_reconfigure=True,
         )
-        self._rank, self._size = int(options.group_rank), int(options.group_size)
         self._chip = _chip_of(options, settings.mesh)
         self._mesh = settings.mesh
         self._hooks: dict[int, Callable[[], None]] = {}
@@ -170,14 +169,6 @@ class ReconfigurableGroup(MeshmendGroup):
         self._secret = (settings.secret or _first_in(options.store, "meshmend-secret")).encode()
         self._token = uuid.uuid4().hex
         self._backend: MeshmendBackend | None = None
-
-    def getRank(self) -> int:  # noqa: N802  # c10d's name
-        """Return the rank in the present group."""
-        return self._rank
-
-    def getSize(self) -> int:  # noqa: N802  # c10d's name
-        """Return the number of ranks of the present group."""
-        return self._size
 
     def get_backend(self, device: Any) -> Any:
         """Return this group as a backend; it stays right when the group is made again."""
