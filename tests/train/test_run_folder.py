@@ -2,8 +2,9 @@
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from meshmend.train.torch.job import Job
 DATA = [(torch.ones(3) * number, torch.zeros(1)) for number in range(12)]
 
 
-def trained(folder: Path, steps: int, **more: Any) -> Job:
+def trained(
+    folder: Path, steps: int, after_step: Callable[[Job], object] | None = None, **more: Any
+) -> Job:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -28,6 +31,8 @@ def trained(folder: Path, steps: int, **more: Any) -> Job:
         loss = (model(inputs) - wanted).square().mean()
         loss.backward()
         job.step(loss)
+        if after_step is not None:
+            after_step(job)
     return job
 
 
@@ -67,6 +72,32 @@ def test_the_last_step_is_saved_whatever_its_number(tmp_path: Path) -> None:
     assert complete_steps(tmp_path) == [10, 20, 25]
     assert again.step_number == 25
     assert torch.equal(*(job.state()["model"]["weight"] for job in (first, again)))
+
+
+def _lower_rate(job: Job) -> None:
+    """Change what the optimizer does, as a loop may after it has evaluated."""
+    if job.step_number == 20:
+        cast(torch.optim.Optimizer, job.optimizer).param_groups[0]["lr"] *= 0.1
+
+
+def _freeze(job: Job) -> None:
+    if job.step_number == 20:
+        cast(torch.nn.Linear, job.model).bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [_lower_rate, _freeze])
+def test_what_the_loop_changes_after_a_step_is_in_the_checkpoint_of_that_step(
+    tmp_path: Path, change: Callable[[Job], object]
+) -> None:
+    straight = trained(tmp_path / "straight", 40, change)
+
+    trained(tmp_path / "one", 20, change)
+    resumed = trained(tmp_path / "one", 40, change, resume="auto")
+    unchanged = trained(tmp_path / "two", 40)
+
+    ends = [job.state()["model"] for job in (straight, resumed, unchanged)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert not all(torch.equal(ends[0][name], ends[2][name]) for name in ends[0])
 
 
 def test_auto_needs_a_folder_and_a_first_start_with_a_folder_names_the_way_out(

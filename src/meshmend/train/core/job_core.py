@@ -185,6 +185,7 @@ class JobCore:
         self.step_number = 0  # steps done
         self.loss: float | None = None  # mean over all samples of the last step
         self._position = 0
+        self._saved_step = 0  # the last step of which a checkpoint was begun
         self.share: Share | None = None  # of the step in flight; None if there is none
         self._samples: Indices | None = None  # of the share
         self._reported = 0  # the last generation in which this chip reported a step
@@ -311,6 +312,7 @@ class JobCore:
                     self.calls.settle()
                 if loop is not None and loop.is_over:
                     break
+                self._save()
                 if not self.is_finished:
                     if self._take_better_plans():
                         yield from self._next_samples()
@@ -320,6 +322,8 @@ class JobCore:
                     self._saving.finish()
                     loop.finish()
         except GeneratorExit:
+            if loop is None and self.share is None:
+                self._save()
             self._leave()
             raise
         finally:
@@ -509,7 +513,7 @@ class JobCore:
         if self.calls is not None:
             self.calls.forget(is_own_step=True)
         self._ledger.write_done(self.step_number, number, self._position)
-        self._report_and_save(share.batch)
+        self._report(share.batch)
         if self.is_finished:
             self._compare_at_last()
         for callback in self.after_step:
@@ -713,13 +717,23 @@ class JobCore:
         settings, n_at_start = self._settings, self._environment.n_live_at_start
         return batch_of(settings.policy, settings.batch, self.world_size, n_at_start)
 
-    def _report_and_save(self, batch: int) -> None:
-        """Report a step that is done, and save a checkpoint if one is due."""
+    def _report(self, batch: int) -> None:
+        """Report a step that is done."""
         if self._environment.checks:
             self._write_state_hash()
         if self._loop is not None:
             self._loop.note_step()
             self._report_step(self._loop.number, batch)
+
+    def _save(self) -> None:
+        """Save a checkpoint of the last step if one is due.
+
+        That is done at the top of the next turn of the loop: what the loop has changed after the
+        step, such as a learning rate by what it evaluated, belongs to it.
+        """
+        if self._saved_step == self.step_number:
+            return
+        self._saved_step = self.step_number
         self._saving.save(
             lambda: self._with_progress(self._learner.saved_state()),
             step=self.step_number,
@@ -797,6 +811,7 @@ class JobCore:
                 "stopped": self._is_stopped,
                 "right_until": self._checks.right_until if self._checks else None,
                 "speeds": self._speeds.state() if self._speeds else "",
+                "saved": self._saved_step,
                 "links": self._links,
             },
         }
@@ -807,6 +822,7 @@ class JobCore:
         self.is_overwritten = False
         self.step_number = int(state["progress"]["step"])
         self._position = int(state["progress"]["position"])
+        self._saved_step = int(state["progress"].get("saved", self.step_number))
         self.loss = state["progress"]["loss"]
         self._is_stopped = bool(state["progress"].get("stopped"))
         if self._checks is not None:

@@ -255,6 +255,9 @@ class TorchLearner:
         return {
             "model": self._model.state_dict(),
             "buffers": other_buffers(self._model),
+            "frozen": [
+                name for name, each in self._model.named_parameters() if not each.requires_grad
+            ],
             "optimizer": self._optimizers.state_dict(),
             "also": [part.state_dict() for part in self._also],
         }
@@ -271,6 +274,10 @@ class TorchLearner:
         """Replace these parts by those of another chip or of a checkpoint."""
         self._model.load_state_dict(state["model"])
         load_other_buffers(self._model, state.get("buffers", {}))
+        frozen = set(state.get("frozen", ()))  # by the loop: a chip that joins has not seen that
+        for name, parameter in self._model.named_parameters():
+            if name in frozen:
+                parameter.requires_grad_(False)
         self._gradients.remember()
         if state.get("progress", {}).get("step") != 0:  # else the job begins with it
             self._gradients.skip_check()
