@@ -14,7 +14,7 @@ import pytest
 
 from commanding import commands
 from packages import needs
-from waiting import until
+from waiting import HANG_S, until
 
 pytest.importorskip("torch")
 
@@ -243,6 +243,12 @@ for inputs, labels in job:
             raise ValueError("no more data")
     if what == "all leave" and job.step_number == 5:
         sys.exit(0)
+    if what == "one is refused" and job.step_number == 5:
+        if chip == "0,1":
+            time.sleep(600)
+        while '"event":"step"' not in (pathlib.Path(sys.argv[2]) / "events.jsonl").read_text():
+            time.sleep(0.02)
+        continue
     job.step(loss)
     if what == "vanish" and chip == "0,0" and job.step_number == 5:
         shutil.rmtree(sys.argv[2])
@@ -304,11 +310,19 @@ def test_a_job_that_did_not_finish_is_not_a_success(
         ("bad batch", 2, r"script.py, line \d+: a batch policy needs to be .* got 'grow'"),
         ("bad arguments", 2, r"chip \(0, [01]\) died: exit code 2"),
         ("late input error", 1, r"script.py, line \d+: a process can train one job"),
+        ("one is refused", 1, r"script.py, line \d+: .* to call job.step once in each turn"),
     ],
 )
 def test_a_script_that_is_refused_ends_with_its_line_and_before_the_first_step_with_exit_code_2(
-    what: str, code: int, said: str, script: Path, tmp_path: Path
+    what: str,
+    code: int,
+    said: str,
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It ends at once: no chip trains on."""
+    monkeypatch.setattr(elastic, "_LINGER_S", 2 * HANG_S)
     folder = tmp_path / "run"
     with commands(tmp_path) as start:
         options = ("--mesh", "1x2", "--run-dir", folder)

@@ -343,7 +343,12 @@ class _Launcher:
         return any(self._processes.workers[chip].code is None for chip in busy)
 
     def _is_out_of_time(self) -> bool:
-        """Whether the job is over or has failed, and the remaining workers had time to end."""
+        """Whether the job is over or has failed, and the remaining workers had time to end.
+
+        Where the script was refused they get none, or they would train on with the same script.
+        """
+        if self._why_failed in self._refusals:
+            return True
         if self._over_since is None or time.monotonic() < self._over_since + _LINGER_S:
             return False
         return bool(self._why_failed) or not self._is_member_running()
