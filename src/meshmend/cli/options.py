@@ -206,8 +206,8 @@ CollectiveOption = Annotated[
     typer.Option(
         "--collective",
         metavar="KIND",
-        help="allreduce, reduce-scatter, all-gather, or sharded-update: reduce to the owners, "
-        "update, gather.",
+        help="allreduce, reduce-scatter, all-gather, all-to-all, or sharded-update: reduce to the "
+        "owners, update, gather.",
     ),
 ]
 

@@ -108,6 +108,15 @@ def test_page_tells_what_the_run_did() -> None:
     assert outline.classes.count("lane") == 3 + 3  # three boards whole, one in three pieces
 
 
+def test_page_of_a_script_of_ones_own_does_not_guess_its_number_of_steps() -> None:
+    def steps_figure(n_steps: int) -> str:
+        page = page_of(start(steps=n_steps), generation(1, 1, all_chips((4, 4))), step(2, 7, 0.5))
+        return " ".join(outline_of(page).words).partition("training loss")[0]
+
+    assert "steps 7 of 100" in steps_figure(100)
+    assert "steps 7 of" not in steps_figure(0)
+
+
 def test_page_of_a_long_run_stays_small_and_shows_every_fault() -> None:
     page = page_of(*long_run())
 

@@ -213,6 +213,12 @@ def test_summary_of_many_faults_shows_the_slowest_in_order_and_counts_the_rest()
     assert f"{run.worst_recovery_s:.2f} s" in "\n".join(table)
 
 
+def test_summary_of_a_script_of_ones_own_does_not_guess_its_number_of_steps() -> None:
+    run = run_of(start(steps=0), generation(1, 1, FULL), step(2, 1, 0.5), step(3, 2, 0.4))
+
+    assert "steps     2 in 3.00 s" in train_summary(run)
+
+
 def test_summary_of_a_run_cut_short_says_so() -> None:
     summary = train_summary(run_of(start()))
 

@@ -126,7 +126,7 @@ def _figures(run: TrainingRun) -> str:
     used = headline("samples used", f"{samples.used:,}", ledger, mood="bad" if wrong else "")
     rate = rate_words(run.mean_samples_per_s)
     figures = [
-        headline("steps", f"{run.n_done:,}", f"of {run.n_steps:,}"),
+        headline("steps", f"{run.n_done:,}", f"of {run.n_steps:,}" if run.n_steps else ""),
         headline("training loss", loss, "first and final step") if _has_losses(run) else "",
         used if _has_samples(run) else "",
         headline("replicas", replicas, "bit for bit, at the end", mood=mood),
@@ -362,7 +362,7 @@ def loss_svg(run: TrainingRun) -> str:
     """
     is_known = np.isfinite(run.steps.loss)
     step, loss = run.steps.step[is_known].astype(np.float64), run.steps.loss[is_known]
-    across = Span(0, max(run.n_steps, run.n_done, 1))
+    across = Span(0, max(run.n_steps or 0, run.n_done, 1))
     low, high = (float(loss.min()), float(loss.max())) if len(loss) else (0.0, 1.0)
     down = Span(min(0.0, low) if low < 0.5 * high else low, high, 250)
     top, bottom = _FLAG_ROOM, _FLAG_ROOM + 250

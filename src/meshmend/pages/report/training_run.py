@@ -110,13 +110,13 @@ class RunFault:
 class TrainingRun:
     """Everything that a report shows of a run.
 
-    `other_events` are all events but the steps. `end` is `None` if the run was stopped or still
-    runs.
+    `n_steps` is `None` if only the script knows it. `other_events` are all events but the steps.
+    `end` is `None` if the run was stopped or still runs.
     """
 
     start: RunStarted
     mesh: Mesh
-    n_steps: int
+    n_steps: int | None
     duration_s: float
     steps: Steps
     generations: tuple[RunGeneration, ...]
@@ -234,12 +234,11 @@ def training_run(lines: Iterable[str]) -> TrainingRun:
     start = starts[0]
     mesh = parse_mesh(start.mesh, wrap=start.wrap or "none", fail=start.fail)
     steps = _steps(events)
-    n_steps = max(each.steps for each in starts)  # 0 if only the script knows
     last = [each.event for each in events if isinstance(each.event, RunStarted | RunEnded)][-1]
     return TrainingRun(
         start=start,
         mesh=mesh,
-        n_steps=n_steps or (int(steps.step[-1]) if len(steps) else 0),
+        n_steps=max(each.steps for each in starts) or None,
         duration_s=max(timed.t for timed in events),
         steps=steps,
         generations=tuple(

@@ -19,9 +19,10 @@ _MAX_ROWS = 20
 
 def train_summary(run: TrainingRun) -> str:
     """Return the summary as plain lines: steps, loss, samples, replicas, recoveries, faults."""
+    of_all = f" of {run.n_steps}" if run.n_steps else ""
     figures = {
         "trained": f"{model_words(run.start)} on {run.mesh}",
-        "steps": f"{run.n_done} of {run.n_steps} in {seconds(run.duration_s)}{_rate(run)}",
+        "steps": f"{run.n_done}{of_all} in {seconds(run.duration_s)}{_rate(run)}",
         "loss": _loss(run),
         "samples": _samples(run),
         "chips": _chips(run),
