@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
 
 import pytest
 
@@ -101,6 +101,37 @@ def test_the_accumulation_of_the_page_trains_as_one_pass_over_the_batch(tmp_path
     ended = run(tmp_path, dedent(begin) + block + dedent(end), mesh="3x1")
 
     assert said(ended) == ["as one pass 6"]
+
+
+def test_the_early_stopping_of_the_page_ends_the_job_and_keeps_the_best_model(
+    tmp_path: Path,
+) -> None:
+    """Nothing gets better after the first evaluation, since nothing is learnt."""
+    page = (Path(__file__).parents[2] / "docs" / "job.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(error = [^`]*)```", page)
+    begin = f"""
+        import math
+        os.chdir({str(tmp_path)!r})
+        held_out = torch.utils.data.Subset(dataset, range(50))
+        errors = lambda batch: mse(model(batch[0]), batch[1], reduction="sum")
+        job = Job(model, torch.optim.SGD(model.parameters(), lr=0.0), dataset, batch=16, steps=20)
+        for features, targets in job:
+            loss = mse(model(features), targets)
+            loss.backward()
+            if not job.step(loss) or job.step_number % 2:
+                continue
+    """
+    end = """
+        print(job.step_number, torch.load("best.pt")["step"])
+    """
+
+    ended = run(
+        tmp_path,
+        dedent(begin) + indent(block.replace(">= 300", ">= 4"), "    ") + dedent(end),
+        mesh="1x2",
+    )
+
+    assert said(ended) == ["7 2"]
 
 
 def test_chips_without_samples_clip_and_scale_as_the_others_do(tmp_path: Path) -> None:
