@@ -186,6 +186,7 @@ def test_four_chips_that_lose_one_and_get_it_back_have_the_losses_of_the_plain_l
     ("text", "said"),
     [
         ("raise ValueError('no data')", r"failed: ValueError: no data\nTraceback"),
+        ("raise ValueError('no data\\nsee the manual')", r"failed: ValueError: no data\nTraceback"),
         ("import sys; sys.exit('that is all')", r"failed: that is all\n$"),
         ("import os; os.kill(os.getpid(), 9)", r"did not finish: chip .* died: killed by SIGKILL"),
     ],

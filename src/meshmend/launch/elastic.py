@@ -534,7 +534,7 @@ class _Launcher:
             words = f"chip {chip} ended before the job was over: exit code 0"
             self._left_early.append(words)
         elif child.traceback:
-            words = f"chip {chip} failed: {child.traceback.strip().splitlines()[-1]}"
+            words = f"chip {chip} failed: {_error_line(child.traceback)}"
             is_line = child.traceback.strip().count("\n") == 0
             self._failures.append(words if is_line else f"{words}\n{child.traceback}")
             if not is_line:
@@ -575,6 +575,13 @@ class _Launcher:
         self._view.measure(fault)
         happened = FaultHappened(fault.fault, fault.at_step, fault.kind, fault.chips)
         self._report(happened, at=fault.at)
+
+
+def _error_line(text: str) -> str:
+    """Return the line of a traceback that names the error; its message may go on after it."""
+    lines = text.strip().splitlines() or [text]
+    last_frame = max((at for at, line in enumerate(lines) if line.startswith("  File ")), default=0)
+    return next((line for line in lines[last_frame:] if not line.startswith(" ")), lines[-1])
 
 
 GAVE_UP: Final = 3  # the exit code of a coordinator whose job has failed
