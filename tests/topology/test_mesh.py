@@ -251,7 +251,7 @@ FIRST = Link((0, 0), (0, 1))
         (lambda: Block((0,), (0,)), "positive extent"),
         (lambda: Link((1, 1), (0, 1)), "two different chips in order"),
         (lambda: Link.between((1, 1), (1, 1)), "two different chips"),
-        (lambda: region("rack", (0, 0)), r"one of \['board', 'host'\], but got 'rack'"),
+        (lambda: region("rack", (0, 0)), r"a board or host, but got 'rack'"),
         (lambda: region("board", (3,)), r"a board needs a mesh of two axes or more, but got chip"),
     ],
 )

@@ -354,8 +354,6 @@ class WorkerLoop:
             self._report_lost_peer(error)
             return False
         except CheckpointDamageError as error:
-            if news.go is None or not news.go.restores:
-                raise  # the others wait for no checkpoint, and would wait for this chip
             _log.error("chip %s cannot restore a checkpoint: %s", self._chip, error)
             self._coordination.tell(self._status(is_ready=False))
             return False
