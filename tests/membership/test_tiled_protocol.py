@@ -48,6 +48,14 @@ def test_chips_that_hold_parts_of_one_state_go_on_though_a_generation_lies_betwe
     assert not simulate(4234, scenario_of=Scenario.of_tiles).problem
 
 
+@pytest.mark.parametrize("seed", [3217, 12163])
+def test_a_job_whose_only_checkpoint_is_damaged_fails_when_nobody_is_left_to_come(
+    seed: int,
+) -> None:
+    """One chip had not read it yet, and so the job waited for a chip of another colour for ever."""
+    assert not simulate(seed, scenario_of=Scenario.of_tiles).problem
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 20_000, 20), ids=str)
 def test_twenty_thousand_seeds(seeds: range) -> None:

@@ -277,9 +277,11 @@ class Membership:
             return None
         if not self._restorable(self.workers):
             states = (each for chip in self.workers for each in self._states_to_restore(chip))
-            if self._tile is None or all(version != FRESH for _, version in states):
+            is_saved = any(version == FRESH for _, version in states)
+            can_come = self._tile is not None and self._initial_chips - set(self.workers)
+            if not (is_saved and can_come):
                 return Decision(failed=self.history.why_lost(self._timing.holder_timeout_s))
-            # There is a checkpoint, but not a chip of each colour: those have to come first.
+            # There is a checkpoint, but not a chip of each colour that reads it: those come first.
             self._holder_deadline = now + self.history.wait_s(self._timing.holder_timeout_s)
             return None
         self._is_restoring, self.go = True, None  # the next one may have the same members
