@@ -48,9 +48,6 @@ def simulation() -> None:
 
 def proofs() -> None:
     """Verify a small schedule, as a plan does."""
-    whole = Mesh((4, 4))
-    # Of fewer rows than there are pairs of chips, as on a large mesh.
-    placed(whole, algorithm("ring-1d").build(whole, Collective.REDUCE_SCATTER))
     schedule, placement = _placed_schedule()
     check_contributions(schedule)
     check_hops(schedule, placement)

@@ -5,6 +5,7 @@ one route for each pair of ranks that exchange data.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +39,13 @@ def placed(mesh: Mesh, schedule: Schedule) -> Placement:
     return Placement(mesh, routes_for(mesh, *distinct_pairs(schedule)))
 
 
+_MANY_RANKS: Final = 256
+
+
 def distinct_pairs(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the sources and destinations of the pairs of ranks that exchange data, each once."""
     n_ranks = schedule.n_ranks
-    if n_ranks**2 <= schedule.n_rows:  # many targets each: a table of all pairs is quicker
+    if _MANY_RANKS**2 < n_ranks**2 <= schedule.n_rows:  # of many targets each a table is quicker
         is_used = np.zeros((n_ranks, n_ranks), dtype=np.bool_)
         is_used[schedule.src, schedule.dst] = True
         src, dst = np.nonzero(is_used)
