@@ -261,8 +261,8 @@ _STEP_IN_HOOK: Final = (
 class Schedulers:
     """The schedulers of a job's optimizers, which must step with them.
 
-    A scheduler that the loop steps itself is a step behind in a checkpoint, and on a chip that took
-    the step from another one. One that needs a metric cannot step earlier, and is let be.
+    A scheduler that the loop steps itself also steps after a step that did not count. One that
+    needs a metric cannot step earlier, and is let be.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Schedulers:
             if scheduler.last_epoch != count:
                 raise InputError(
                     f"the loop over a Job must not step its {type(scheduler).__name__}: "
-                    "checkpoints, and chips that take a step from another one, would miss that; "
+                    "a step that does not count would step it too; "
                     f"{_STEP_IN_HOOK}"
                 )
 
