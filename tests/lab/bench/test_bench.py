@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshmend.errors import BenchmarkError, InputError
-from meshmend.lab.bench import link_figures as figures
 from meshmend.lab.bench import openmpi
 from meshmend.lab.bench.benchmark import (
     BenchmarkRequest,
@@ -37,7 +36,6 @@ from meshmend.lab.bench.contenders import (
     planned,
     total,
 )
-from meshmend.lab.bench.link_figures import fabric_from
 from meshmend.lab.bench.openmpi import OpenMpi, openmpi_repetitions
 from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed import records
@@ -157,56 +155,6 @@ def test_a_worker_that_fails_is_named(fault: Callable[[], None], message: str) -
         pool.measure(contender)
 
 
-@given(
-    st.floats(1e4, 1e10),
-    st.floats(0, 1e-2),
-    st.floats(0, 1e-3),
-    st.integers(16, 512),
-)
-def test_figures_come_back_out_of_the_times_that_they_cause(
-    bandwidth: float, latency_s: float, overhead_s: float, n_pieces: int
-) -> None:
-    piece_s = figures._PIECE_BYTES / bandwidth
-    start_s = latency_s + overhead_s
-    ping_s = figures._PING_HOPS * start_s
-    short_s, long_s = start_s + n_pieces * piece_s, start_s + 3 * n_pieces * piece_s
-    stream_s = start_s + 3 * n_pieces * piece_s + (3 * n_pieces - 1) * overhead_s
-
-    fabric = fabric_from(ping_s, short_s, long_s, stream_s, n_pieces=n_pieces)
-
-    if start_s < n_pieces * piece_s:  # else the bytes are lost in the latency
-        assert fabric.link_bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=1e-6)
-    assert fabric.message_overhead_s == pytest.approx(overhead_s, rel=1e-6, abs=1e-9)
-    assert fabric.hop_latency_s == pytest.approx(latency_s, rel=1e-6, abs=1e-9)
-
-
-def test_a_flood_fills_every_link_both_ways_and_waits_for_nothing() -> None:
-    mesh = parse_mesh("3x4", fail=["1,1"])
-
-    probe = figures._flood(mesh, "flood", 5, 64)
-
-    pairs, counts = np.unique(
-        np.stack([probe.schedule.src, probe.schedule.dst]), axis=1, return_counts=True
-    )
-    assert pairs.shape[1] == 2 * len(mesh.links)
-    assert set(counts.tolist()) == {5}
-    rows = range(probe.schedule.n_rows)
-    assert not any(
-        probe.hazards.before_send(row) or probe.hazards.before_write(row) for row in rows
-    )
-
-
-def test_a_flood_leaves_out_slow_links() -> None:
-    mesh = parse_mesh("2x3", slow=["link:0,0-0,1=0.5", "link:0,1-0,2=0.9"])
-
-    probe = figures._flood(mesh, "flood", 2, 64)
-
-    ends = probe.schedule.src.tolist(), probe.schedule.dst.tolist()
-    links = {tuple(sorted(pair)) for pair in zip(*ends, strict=True)}
-    assert len(links) == len(mesh.links) - 2
-    assert not links & {(0, 1), (1, 2)}
-
-
 def test_bench_compares_with_the_plan_that_does_not_know_the_speeds() -> None:
     require_testbed()
     request = BenchmarkRequest(
@@ -228,19 +176,6 @@ def test_bench_compares_with_the_plan_that_does_not_know_the_speeds() -> None:
     assert unknown.predicted_s is not None
     assert 1.8 * known.predicted_s < unknown.predicted_s
     assert min(known.times_s) < min(unknown.times_s)  # by far: no busy machine turns it round
-
-
-def test_a_ping_goes_to_and_fro_between_pairs_that_share_no_chip() -> None:
-    mesh = parse_mesh("3x4", fail=["1,1"])
-
-    probe = figures._ping(mesh)
-
-    ends = np.sort(np.stack([probe.schedule.src, probe.schedule.dst]), axis=0)
-    pairs, counts = np.unique(ends, axis=1, return_counts=True)
-    assert len(np.unique(pairs)) == 2 * pairs.shape[1] == 10
-    assert set(counts.tolist()) == {figures._PING_HOPS}
-    waits = [len(probe.hazards.before_send(row)) for row in range(probe.schedule.n_rows)]
-    assert waits == [0] * pairs.shape[1] + [1] * (probe.schedule.n_rows - pairs.shape[1])
 
 
 def test_bench_on_loopback_has_no_limit_and_no_prediction() -> None:

@@ -25,6 +25,7 @@ from meshmend.planning.catalogue import (
     proved_short_sum,
     proved_spread,
 )
+from meshmend.planning.link_probes import LinkProbe, flood
 from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans, planned_losses
 from meshmend.planning.plan_request import GATHER, SumSizes
@@ -285,19 +286,28 @@ class Exchange:
                 self._seek_plans(self._speeds.mesh)
             # Those of a checkpoint are news to whoever watches the job.
             return self._speeds.found if self._generation.number == _FIRST_GENERATION else ()
-        ways, n_bytes = self._speeds.probes()
-        if ways:
-            cuts = [number * n_bytes for number in range(len(ways) + 1)]
-            self.send_parts(np.empty(cuts[-1], dtype=np.uint8), cuts, ways)
-        done, work = self.transport.work_done(), []
-        for other in self.mesh.neighbor_ranks[self.rank].tolist():
-            seat = self._seats[self.mesh.live[other]] if other >= 0 else -1
-            work.append(done.get(seat, (0, 0)))
-        mine = self._speeds.mine(work, time.monotonic_ns() // 1000)
+        if n_bytes := self._speeds.probe_bytes:
+            self._work_since_look(self._speeds)  # that of the traffic
+            every_link = replace(self.mesh, slow=frozenset())
+            self._run_probe(flood(every_link, "probe", 1, n_bytes))
+        mine = self._work_since_look(self._speeds)
         changed = self._speeds.conclude(self.gather_numbers(mine))
         if changed and self._sums:
             self._seek_plans(self._speeds.mesh)
         return changed
+
+    def _work_since_look(self, speeds: LinkSpeeds) -> list[int]:
+        done, work = self.transport.work_done(), []
+        for other in self.mesh.neighbor_ranks[self.rank].tolist():
+            seat = self._seats[self.mesh.live[other]] if other >= 0 else -1
+            work.append(done.get(seat, (0, 0)))
+        return speeds.mine(work, time.monotonic_ns() // 1000)
+
+    def _run_probe(self, probe: LinkProbe) -> None:
+        schedule = probe.schedule
+        program = self._with_seats(rank_program(schedule, hazards_of(schedule), self.rank))
+        task = task_of(program, probe.n_bytes, dtype="uint8")
+        self._run(task, np.empty(probe.n_bytes, dtype=np.uint8))
 
     def _seek_plans(self, mesh: Mesh) -> None:
         """Have plans made for a mesh of the same chips, whose links have other speeds."""

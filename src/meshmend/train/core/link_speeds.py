@@ -5,11 +5,16 @@ long some were on their way. Before some steps all chips tell each other these f
 same ones and conclude the same, so nobody has to be asked. A link is compared with the middle of
 all links that were busy: what slows all of them alike, such as a busy host, is no fault of one.
 
-Looks are about half a second apart, which is counted in steps, because clocks differ. The middle
-of the last five looks counts: one or two that a busy host disturbed change nothing.
+Looks are about half a second apart, which is counted in steps, because clocks differ. A link that
+shows another speed in three looks in a row is **suspected**, no more: plans give links messages of
+different sizes, and short ones are on their way for as long as a round trip and a busy host take,
+whatever the link could carry. So chips then **probe**: before each of the next three steps all of
+them send as many bytes over every link, both ways at once. Nothing but a link itself keeps all
+three of its probes below what the others do, so its best one counts. If that refutes the suspicion,
+what the link showed is what its traffic shows under this plan.
 
-A plan may leave out a slow link, so that nobody would see it become fast again. Now and then, more
-and more seldom, chips send a **probe** over such links before five looks in a row.
+A plan may leave out a slow link, so that nobody would see it become fast again. So slow links are
+also probed now and then, more and more seldom.
 
 The speeds that were found are a part of the training state, as of a step that all chips have done:
 a chip that joins gets them with it, and a generation begins with them. What was seen since is not.
@@ -17,7 +22,7 @@ Knows no plans and no connections.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
@@ -26,7 +31,8 @@ from meshmend.topology.mesh import Mesh
 
 Work = tuple[int, int]  # bytes that arrived, and microseconds for which some were on their way
 
-LOOKS: Final = 5  # the middle one counts
+LOOKS: Final = 3  # that have to agree
+PROBES: Final = 3  # of which the best one counts
 _LOOK_US: Final = 500_000
 _MOST_STEPS_APART: Final = 1024
 _LEAST_BYTES: Final = 1 << 16  # in one look; fewer show the latency, not the bandwidth
@@ -35,9 +41,9 @@ _BUSY: Final = 0.1  # of the time: a link that is idle longer slows nobody down
 _LEAST_LINKS: Final = 3  # that were busy, to know what is usual
 _SLOWER, _FASTER = 0.6, 1.4  # of what was planned: beyond these a link has another speed
 _GRID: Final = 20  # a speed is told in twentieths
-_FIRST_PROBES, _MOST_APART = 16, 1024  # looks until idle links are probed; each time twice as many
-_PROBE_US: Final = 4000  # that a probe takes on a link of full speed, if it is not the shortest
-_PROBE_BYTES: Final = (1 << 17, 1 << 26)  # the shortest and the longest one
+_FIRST_PROBES, _MOST_APART = 16, 1024  # looks until slow links are probed; then twice as many
+_PROBE_US: Final = 20_000  # that a probe takes on a link of full speed
+_PROBE_BYTES: Final = (1 << 16, 1 << 24)  # the shortest and the longest one
 _FULL: Final = 0.9  # from here on a link counts as one of full speed
 
 
@@ -52,13 +58,16 @@ class LinkSpeeds:
         self._given = mesh
         # With the speeds that are known now. A checkpoint may be that of another mesh.
         self.mesh = mesh.slowed(*(each for each in speeds if mesh.has_link(each.link)))
-        self._seen: dict[Link, list[float]] = {}  # the speeds of the last looks
         self._n_steps, self._next_look = 0, 2
-        self._usual = 0.0  # bytes in a microsecond of a link of full speed
-        self._n_looks, self._probe_after = 0, _FIRST_PROBES
-        self._idle: set[Link] = set()  # slow links that have no traffic, but for probes
         self._before: list[Work] = []
         self._before_us = 0
+        self._usual = 0.0  # bytes in a microsecond of a link of full speed
+        self._seen: dict[Link, list[float]] = {}  # the speeds of the last looks
+        self._refuted: dict[Link, float] = {}  # what links show whose probes show something else
+        self._suspects: dict[Link, float] = {}  # and what they show; they are being probed
+        self._best: dict[Link, float] = {}  # bytes in a microsecond, of the probes so far
+        self._n_probes = 0
+        self._n_looks, self._probe_after = 0, _FIRST_PROBES
 
     @property
     def found(self) -> tuple[SlowLink, ...]:
@@ -70,17 +79,15 @@ class LinkSpeeds:
     def is_due(self) -> bool:
         """Count a step; return whether chips look at their links before it."""
         self._n_steps += 1
-        return self._n_steps >= self._next_look
+        return bool(self._suspects) or self._n_steps >= self._next_look
 
-    def probes(self) -> tuple[list[tuple[int, int]], int]:
-        """Return the ranks to send a probe from and to before this look, and its bytes."""
-        if self._n_looks < self._probe_after:
-            return [], 0
-        ranks = self.mesh.rank_of
-        ways = [(ranks[link.first], ranks[link.second]) for link in sorted(self._idle)]
+    @property
+    def probe_bytes(self) -> int:
+        """How many bytes this look sends over every link, each way; 0: it looks at the traffic."""
+        if not self._suspects:
+            return 0
         shortest, longest = _PROBE_BYTES
-        n_bytes = min(max(shortest, round(_PROBE_US * self._usual)), longest)
-        return [*ways, *((other, one) for one, other in ways)], n_bytes
+        return min(max(shortest, round(_PROBE_US * self._usual)), longest)
 
     def mine(self, work: Sequence[Work], now_us: int) -> list[int]:
         """Return this chip's figures since the last look, for all chips: of each port, and time."""
@@ -95,43 +102,84 @@ class LinkSpeeds:
         return [passed, *(number for pair in since for number in pair)]
 
     def conclude(self, told: Sequence[Sequence[int]]) -> tuple[SlowLink, ...]:
-        """Take in the figures of all chips, by rank; return the links that have another speed."""
+        """Take in the figures of all chips, by rank; return the links that have another speed.
+
+        They are those of the probe if this look has one, else of the traffic since the last look.
+        """
+        if self._suspects:
+            return self._conclude_probe(told)
         passed_us = max(numbers[0] for numbers in told)
         self._plan_next_look(passed_us)
-        rates, busy = self._rates(told, passed_us)
-        self._count_look(rates)
-        if len(rates) < _LEAST_LINKS:
-            self._seen.clear()
-            return ()
-        usual = median(rate / self.mesh.speed_of(link) for link, rate in rates.items())
-        self._usual = usual
+        self._n_looks += 1
+        least_us = max(_LEAST_BUSY_US, _LEAST_BUSY * passed_us)
+        rates, busy = self._rates(told, _LEAST_BYTES, least_us)
         # A link that was idle begins anew: its looks must follow one another.
-        seen = {link: [*self._seen.get(link, ()), rate / usual] for link, rate in rates.items()}
-        self._seen = {link: speeds[-LOOKS:] for link, speeds in seen.items()}
+        self._seen = {link: speeds for link, speeds in self._seen.items() if link in rates}
+        if len(rates) < _LEAST_LINKS:
+            self._seen = {}
+        else:
+            self._usual = self._full_rate(rates)
+            for link, rate in rates.items():
+                speeds = [*self._seen.get(link, ()), rate / self._usual]
+                self._seen[link] = speeds[-LOOKS:]
+        for link, speeds in self._seen.items():
+            if len(speeds) == LOOKS:
+                self._doubt(link, speeds, is_busy=busy[link] >= _BUSY * passed_us)
+        if not self._suspects and self._n_looks >= self._probe_after:
+            self._suspects = {link: self._usual_of(link) for link in self._slow_links()}
+            self._n_looks, self._probe_after = 0, min(2 * self._probe_after, _MOST_APART)
+        return ()
+
+    def _doubt(self, link: Link, speeds: Sequence[float], *, is_busy: bool) -> None:
+        """Suspect a link if all its looks show another speed than is known, or than was refuted."""
+        usual = self._usual_of(link)
+        if is_busy and max(speeds) < _SLOWER * usual:
+            self._suspects[link] = max(speeds)
+        elif min(speeds) > _FASTER * usual:
+            if self.mesh.speed_of(link) < 1:
+                self._suspects[link] = min(speeds)
+            self._refuted.pop(link, None)
+
+    def _conclude_probe(self, told: Sequence[Sequence[int]]) -> tuple[SlowLink, ...]:
+        self._n_steps = 0
+        rates, _ = self._rates(told, 1, 1)
+        for link, rate in rates.items():
+            self._best[link] = max(rate, self._best.get(link, 0.0))
+        self._n_probes += 1
+        if self._best:
+            self._usual = self._full_rate(self._best)
+        if self._n_probes < PROBES:
+            return ()
         changed = []
-        for link, speeds in sorted(self._seen.items()):
-            speed, known = median(speeds), self.mesh.speed_of(link)
-            is_faster = speed > _FASTER * known and known < 1
-            is_slower = speed < _SLOWER * known and busy[link] >= _BUSY * passed_us
-            if len(speeds) == LOOKS and (is_faster or is_slower):
-                # The speed may have changed during a look: the middle of the last three skips it.
-                told_speed = _told(median(speeds[-LOOKS // 2 :]))
-                if told_speed != known:
-                    changed.append(SlowLink(link, told_speed))
+        for link, shown in sorted(self._suspects.items()):
+            known = self.mesh.speed_of(link)
+            speed = self._best[link] / self._usual if link in self._best else known
+            is_other = not _SLOWER * known <= speed <= _FASTER * known
+            if is_other and _told(speed) != known:
+                changed.append(SlowLink(link, _told(speed)))
+            else:
+                self._refuted[link] = shown
+            self._seen.pop(link, None)
+        self._suspects, self._best, self._n_probes = {}, {}, 0
         if changed:
             self.mesh = self.mesh.slowed(*changed)
-            self._seen = {}
+            self._seen, self._refuted = {}, {}  # there will be other plans
             self._n_looks, self._probe_after = 0, _FIRST_PROBES
         return tuple(changed)
 
-    def _count_look(self, used: Collection[Link]) -> None:
-        self._n_looks += 1
-        if self._n_looks <= self._probe_after:
-            slow = {each.link for each in self.mesh.slow} - self.mesh.failed_links - set(used)
-            ranks = self.mesh.rank_of
-            self._idle = {link for link in slow if link.first in ranks and link.second in ranks}
-        elif self._n_looks == self._probe_after + LOOKS:
-            self._n_looks, self._probe_after = 0, min(2 * self._probe_after, _MOST_APART)
+    def _usual_of(self, link: Link) -> float:
+        """Return the speed that a link's traffic is known to show."""
+        return self._refuted.get(link, self.mesh.speed_of(link))
+
+    def _full_rate(self, rates: dict[Link, float]) -> float:
+        """Return the rate of a link of full speed, by the middle of all that have one."""
+        return median(rate / self.mesh.speed_of(link) for link, rate in rates.items())
+
+    def _slow_links(self) -> list[Link]:
+        """Return the links of live chips that are known to be slow."""
+        ranks = self.mesh.rank_of
+        slow = {each.link for each in self.mesh.slow} - self.mesh.failed_links
+        return [link for link in sorted(slow) if link.first in ranks and link.second in ranks]
 
     def _plan_next_look(self, passed_us: int) -> None:
         steps = self._next_look
@@ -140,7 +188,7 @@ class LinkSpeeds:
         self._n_steps, self._next_look = 0, min(max(1, steps), _MOST_STEPS_APART)
 
     def _rates(
-        self, told: Sequence[Sequence[int]], passed_us: int
+        self, told: Sequence[Sequence[int]], least_bytes: int, least_us: float
     ) -> tuple[dict[Link, float], dict[Link, int]]:
         """Return the bytes in a microsecond of each link that was used, and for how long it was.
 
@@ -148,15 +196,12 @@ class LinkSpeeds:
         """
         rates: dict[Link, float] = {}
         busy: dict[Link, int] = {}
-        least_us = max(_LEAST_BUSY_US, _LEAST_BUSY * passed_us)
         for rank, numbers in enumerate(told):
             for port, other in enumerate(self.mesh.neighbor_ranks[rank].tolist()):
                 n_bytes, busy_us = numbers[1 + 2 * port], numbers[2 + 2 * port]
-                if other < 0 or n_bytes < _LEAST_BYTES:
+                if other < 0 or n_bytes < least_bytes or busy_us < least_us:
                     continue
                 link = Link.between(self.mesh.live[rank], self.mesh.live[other])
-                if busy_us < (_LEAST_BUSY_US if link in self._idle else least_us):
-                    continue
                 if n_bytes / busy_us < rates.get(link, math.inf):
                     rates[link], busy[link] = n_bytes / busy_us, busy_us
         return rates, busy
