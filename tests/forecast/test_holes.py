@@ -46,15 +46,15 @@ MACHINES = {
 
 
 @kernel
-def usable_after(own: Ints, changes: Ints, found: Ints) -> None:
+def usable_after(state: Ints, changes: Ints, found: Ints) -> None:
     """Write down the usable chips after each change: hole h fails, or for -1 - h is repaired."""
-    forget_box(own)
+    forget_box(state)
     for at in range(len(changes)):
         if changes[at] >= 0:
-            add_hole(own, changes[at])
+            add_hole(state, changes[at])
         else:
-            remove_hole(own, -1 - changes[at])
-        found[at] = usable_chips(own)
+            remove_hole(state, -1 - changes[at])
+        found[at] = usable_chips(state)
 
 
 @pytest.mark.parametrize(("mesh", "tile"), [("8x8", "2x2"), ("6x8", "3x2"), ("4x4x4", "2x2x1")])
@@ -71,9 +71,9 @@ def test_the_tiles_that_go_on_are_nearly_the_most_that_fit(mesh: str, tile: str)
         for _ in range(6):
             holes = rng.choice(len(machine.domains), n_holes, replace=False)
             runner = year_runner(machine, prices_of(asked))
-            runner.own[ON_HOLES], found = GO_ON, np.zeros(n_holes, dtype=np.int64)
+            runner.state[ON_HOLES], found = GO_ON, np.zeros(n_holes, dtype=np.int64)
 
-            usable_after(runner.own, holes.astype(np.int64), found)
+            usable_after(runner.state, holes.astype(np.int64), found)
 
             broken = largest_part(
                 asked.mesh.without(*(machine.domains[hole].failure for hole in holes))
@@ -95,7 +95,7 @@ def test_the_chips_that_go_on_are_the_largest_part_of_the_mesh(name: str) -> Non
     n_cut = 0
     for _ in range(12):
         runner = year_runner(machine_of(asked), prices_of(asked))
-        runner.own[ON_HOLES] = GO_ON
+        runner.state[ON_HOLES] = GO_ON
         holes = [domain.failure for domain in runner.machine.domains]
         down: list[int] = []
         changes, expected = [], []
@@ -112,7 +112,7 @@ def test_the_chips_that_go_on_are_the_largest_part_of_the_mesh(name: str) -> Non
             n_cut += expected[-1] < broken.n_live
         found = np.zeros(len(changes), dtype=np.int64)
 
-        usable_after(runner.own, np.array(changes), found)
+        usable_after(runner.state, np.array(changes), found)
 
         assert found.tolist() == expected
     assert n_cut > 20

@@ -126,12 +126,12 @@ def test_both_ways_find_the_box_that_trying_all_finds(seed: int) -> None:
         cut, swept = (array_of(shape, wrap, obstacles) for _ in range(2))
         by_cuts(cut, 1)
         by_sweep(swept)
-        for own in (cut, swept):
-            assert own[FOUND : FOUND + 6].tolist() == best
+        for state in (cut, swept):
+            assert state[FOUND : FOUND + 6].tolist() == best
 
 
 @kernel
-def boxes_of(own: Ints, changes: Ints, boxes: Ints) -> None:
+def boxes_of(state: Ints, changes: Ints, boxes: Ints) -> None:
     """Add or remove holes, begin again at -1, and write down the largest box where it is asked.
 
     A box of less chips than are asked for is written as zeros.
@@ -139,14 +139,14 @@ def boxes_of(own: Ints, changes: Ints, boxes: Ints) -> None:
     for at in range(len(changes)):
         hole, is_up, least = changes[at]
         if hole < 0:
-            own[N_HOLES] = 0
-            forget_box(own)
+            state[N_HOLES] = 0
+            forget_box(state)
         elif is_up:
-            remove_hole(own, hole)
+            remove_hole(state, hole)
         else:
-            add_hole(own, hole)
-        if least > 0 and largest_box(own, least) >= least:
-            boxes[at] = own[FOUND : FOUND + 6]
+            add_hole(state, hole)
+        if least > 0 and largest_box(state, least) >= least:
+            boxes[at] = state[FOUND : FOUND + 6]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -170,20 +170,20 @@ def test_the_box_is_found_again_after_failures_and_repairs(seed: int) -> None:
             changes.append((hole, int(was_down), least))
             expected.append(best if 0 < least <= size else [0] * 6)
         boxes = np.zeros((len(changes), 6), dtype=np.int64)
-        own = array_of(shape, wrap, obstacles)
+        state = array_of(shape, wrap, obstacles)
 
-        boxes_of(own, np.array(changes), boxes)
+        boxes_of(state, np.array(changes), boxes)
 
         assert boxes.tolist() == expected
 
 
 def test_a_box_that_lost_to_an_equal_one_counts_when_that_is_hit() -> None:
     """Of eleven chips in a line 2 to 5 and 7 to 10 are intact; then 3 fails and 1 is repaired."""
-    own = array_of((1, 1, 11), (0, 0, 0), [[0, 0, 0, 0, 2 * at, 2 * at] for at in (1, 6, 3)])
+    state = array_of((1, 1, 11), (0, 0, 0), [[0, 0, 0, 0, 2 * at, 2 * at] for at in (1, 6, 3)])
     changes = np.array([(-1, 0, 0), (0, 0, 0), (1, 0, 1), (2, 0, 0), (0, 1, 4)])
     boxes = np.zeros((len(changes), 6), dtype=np.int64)
 
-    boxes_of(own, changes, boxes)
+    boxes_of(state, changes, boxes)
 
     assert boxes[2].tolist() == [0, 0, 2, 1, 1, 4]
     assert boxes[4].tolist() == [0, 0, 7, 1, 1, 4]

@@ -37,87 +37,108 @@ pytestmark = pytest.mark.slow  # each mutant compiles the walk anew
 MODULES: tuple[ModuleType, ...] = (intact_box, tile_count, walk)
 ANSWERS = (*FOUR, answer_named("fault-tolerant:1+spares"))
 MUTANTS = {
-    "lost work is kept": ("own[USEFUL] -= own[UNSAVED_NS]", "own[USEFUL] -= 0"),
+    "lost work is kept": ("state[USEFUL] -= state[UNSAVED_NS]", "state[USEFUL] -= 0"),
     "a checkpoint saves nothing": (
-        "own[UNSAVED_NS] = min(useful, np.int64(np.rint(min(since, interval) * fig[RATE])))",
-        "own[UNSAVED_NS] += useful",
+        "state[UNSAVED_NS] = min(useful, np.int64(np.rint(min(since, interval) * figures[RATE])))",
+        "state[UNSAVED_NS] += useful",
     ),
     "a fall back keeps its cycle": (
-        "    own[UNSAVED_NS] = 0\n    own[CYCLE_NS] = 0\n\n\n@inner_kernel\ndef go_back",
-        "    own[UNSAVED_NS] = 0\n\n\n@inner_kernel\ndef go_back",
+        "    state[UNSAVED_NS] = 0\n    state[CYCLE_NS] = 0\n\n\n@inner_kernel\ndef go_back",
+        "    state[UNSAVED_NS] = 0\n\n\n@inner_kernel\ndef go_back",
     ),
-    "no time to detect": ("DETECT, own[DETECTION_NS])", "DETECT, 0)"),
-    "waiting counts as restart": ("own[WAITING] += passed", "own[RESTART] += passed"),
-    "dead chips stay dead": ("own[dead] -= 1", "own[dead] -= 0"),
+    "no time to detect": ("DETECT, state[DETECTION_NS])", "DETECT, 0)"),
+    "waiting counts as restart": ("state[WAITING] += passed", "state[RESTART] += passed"),
+    "dead chips stay dead": ("state[dead] -= 1", "state[dead] -= 0"),
     "overlapping holes count twice": (
-        "1 if own[dead] == 0 else 0\n        own[dead] += 1",
-        "1\n        own[dead] += 1",
+        "1 if state[dead] == 0 else 0\n        state[dead] += 1",
+        "1\n        state[dead] += 1",
     ),
-    "a repair is not used": ("own[RECHECK] = 1", "own[RECHECK] = 0"),
-    "boxes never grow": ("own[BETWEEN_FAILURES_NS] > pause_ns", "own[BETWEEN_FAILURES_NS] > 2**62"),
-    "a box is hit from outside": ("if own[CONFIG] != IN_BOX:", "if own[CONFIG] != NOWHERE:"),
+    "a repair is not used": ("state[RECHECK] = 1", "state[RECHECK] = 0"),
+    "boxes never grow": (
+        "state[BETWEEN_FAILURES_NS] > pause_ns",
+        "state[BETWEEN_FAILURES_NS] > 2**62",
+    ),
+    "a box is hit from outside": ("if state[CONFIG] != IN_BOX:", "if state[CONFIG] != NOWHERE:"),
     "a box is never hit": (
-        "if own[CONFIG] != IN_BOX:\n        return took_any",
-        "return own[CONFIG] != IN_BOX and took_any",
+        "if state[CONFIG] != IN_BOX:\n        return took_any",
+        "return state[CONFIG] != IN_BOX and took_any",
     ),
     "a box that was hit is kept": (
-        "own[IS_HIT], own[NONE_OF] = 1,",
-        "own[IS_HIT], own[NONE_OF] = 0,",
+        "state[IS_HIT], state[NONE_OF] = 1,",
+        "state[IS_HIT], state[NONE_OF] = 0,",
     ),
-    "a box is never larger again": ("    own[CAME_BACK] = hole\n", "    pass\n"),
-    "what came back is in no box": ("own[CAME_BACK] if own[NONE_OF] <=", "0 if own[NONE_OF] <="),
+    "a box is never larger again": ("    state[CAME_BACK] = hole\n", "    pass\n"),
+    "what came back is in no box": (
+        "state[CAME_BACK] if state[NONE_OF] <=",
+        "0 if state[NONE_OF] <=",
+    ),
     "nothing lies behind a hole": ("if (left * across >= rest[3]) &", "if False &"),
     "nothing lies around the end": ("if length * across >= rest[3]:", "if False:"),
     "a cut leaves too little to later axes": ("min(latest, last)", "min(latest, last - 1)"),
-    "spares are free": ("(own[SWITCH_IN_NS] if was_switched else 0)", "-own[RESTART_NS]"),
-    "spares come too early": ("own[N_HOLES] > own[HOLES_BEFORE_SPARES]:", "own[N_HOLES] > 0:"),
-    "idle spares never fail": ("_add_idle(own, unit, -1)\n            return", "return"),
-    "one hole is priced": ("extra += own[own[HOLE_EXTRA_NS]", "extra = own[own[HOLE_EXTRA_NS]"),
-    "the batch shrinks": ("if own[KEEPS_BATCH]:", "if not own[KEEPS_BATCH]:"),
-    "cut meshes go on whole": ("n_live = _largest_part(own)", "pass"),
-    "wrong work is kept": ("go_back(own, saved)\n    if", "pass\n    if"),
-    "checkpoints since a chip went wrong are used": (
-        "own[at] = own[USEFUL] - own[UNSAVED_NS]",
-        "own[at] = own[USEFUL]",
+    "spares are free": ("(state[SWITCH_IN_NS] if was_switched else 0)", "-state[RESTART_NS]"),
+    "spares come too early": (
+        "state[N_HOLES] > state[HOLES_BEFORE_SPARES]:",
+        "state[N_HOLES] > 0:",
     ),
-    "what another chip has lost is lost once more": ("own[at] = min(own[at], saved)", "pass"),
+    "idle spares never fail": ("_add_idle(state, unit, -1)\n            return", "return"),
+    "one hole is priced": (
+        "extra += state[state[HOLE_EXTRA_NS]",
+        "extra = state[state[HOLE_EXTRA_NS]",
+    ),
+    "the batch shrinks": ("if state[KEEPS_BATCH]:", "if not state[KEEPS_BATCH]:"),
+    "cut meshes go on whole": ("n_live = _largest_part(state)", "pass"),
+    "wrong work is kept": ("go_back(state, saved)\n    if", "pass\n    if"),
+    "checkpoints since a chip went wrong are used": (
+        "state[at] = state[USEFUL] - state[UNSAVED_NS]",
+        "state[at] = state[USEFUL]",
+    ),
+    "what another chip has lost is lost once more": ("state[at] = min(state[at], saved)", "pass"),
     "work from before the year is never lost": (
-        "0 if own[each] == IS_RIGHT else own[USEFUL]",
-        "0 if own[each] == IS_RIGHT else own[each]",
+        "0 if state[each] == IS_RIGHT else state[USEFUL]",
+        "0 if state[each] == IS_RIGHT else state[each]",
     ),
     "checks are free": (
-        "fig[CHECK_RATE] = part * step / (longer * checked + sum_ns)",
-        "fig[CHECK_RATE] = part * step / (longer + sum_ns)",
+        "figures[CHECK_RATE] = part * step / (longer * checked + sum_ns)",
+        "figures[CHECK_RATE] = part * step / (longer + sum_ns)",
     ),
     "a wrong chip that a box does not use counts": (
-        "if not is_hit(own, hole, took_any):\n        return\n    if saved != IS_RIGHT:\n"
-        "        go_back(own, saved)",
-        "if saved != IS_RIGHT:\n        go_back(own, saved)\n"
-        "    if not is_hit(own, hole, took_any):\n        return",
+        "if not is_hit(state, hole, took_any):\n        return\n    if saved != IS_RIGHT:\n"
+        "        go_back(state, saved)",
+        "if saved != IS_RIGHT:\n        go_back(state, saved)\n"
+        "    if not is_hit(state, hole, took_any):\n        return",
     ),
-    "chips in no tile count": ("if own[N_COLOURS] > 1:", "if own[N_COLOURS] > 99:"),
-    "bands go one way": ("2 if own[SHAPE] == 1 else 6", "1"),
-    "a band looks at its first line": ("for j in range(own[TILE + bands]):", "for j in range(1):"),
+    "chips in no tile count": ("if state[N_COLOURS] > 1:", "if state[N_COLOURS] > 99:"),
+    "bands go one way": ("2 if state[SHAPE] == 1 else 6", "1"),
+    "a band looks at its first line": (
+        "for j in range(state[TILE + bands]):",
+        "for j in range(1):",
+    ),
     "a band has gaps": ("n, free = n + 1, 0", "n, free = n + 1, -1"),
     "a box is all tiles": (
-        "own[FOUND + 3 + axis] // own[TILE + axis] * own[TILE + axis]",
-        "own[FOUND + 3 + axis]",
+        "state[FOUND + 3 + axis] // state[TILE + axis] * state[TILE + axis]",
+        "state[FOUND + 3 + axis]",
     ),
-    "slow parts are free": ("fig[RATE] = part * step / (longer * checked + sum_ns)", "pass"),
-    "speeds change with the next failure": ("_set_rates(own, fig)\n        return", "return"),
-    "another part is fast again": ("own[at] = own[first + own[N_SLOW]]", "pass"),
+    "slow parts are free": ("figures[RATE] = part * step / (longer * checked + sum_ns)", "pass"),
+    "speeds change with the next failure": ("_set_rates(state, figures)\n        return", "return"),
+    "another part is fast again": ("state[at] = state[first + state[N_SLOW]]", "pass"),
     "a slow chip that died counts": (
-        "own[own[DEAD] + own[own[HOLE_CHIPS] + own[own[HOLE_FIRST] + domain]]] == 0",
+        "state[state[DEAD] + state[state[HOLE_CHIPS] + state[state[HOLE_FIRST] + domain]]] == 0",
         "True",
     ),
     "a slow link of a dead chip counts": (" and n_dead == 0", ""),
-    "a slow link that is cut counts": ("own[own[DOWN_LINKS] + link] == 0 and", "True and"),
-    "a slow part outside a box counts": (" or not is_hit(own, domain, True)", ""),
-    "a slow spare that is idle counts": ("return own[own[UNIT_SLOT] + unit] >= 0", "return True"),
+    "a slow link that is cut counts": ("state[state[DOWN_LINKS] + link] == 0 and", "True and"),
+    "a slow part outside a box counts": (" or not is_hit(state, domain, True)", ""),
+    "a slow spare that is idle counts": (
+        "return state[state[UNIT_SLOT] + unit] >= 0",
+        "return True",
+    ),
     "plans know no slow links": ("sum_ns = known if", "sum_ns = unknown if"),
     "shares know no slow chips": ("/ (chips - missing) if is_known", "/ chips if is_known"),
-    "one slow link is planned for": ("n_links * fig[SLOW_LINK_NS]", "fig[SLOW_LINK_NS]"),
-    "going on loses work": ("if own[CONFIG] != ON_MESH:\n        fall_back(own)", "fall_back(own)"),
+    "one slow link is planned for": ("n_links * figures[SLOW_LINK_NS]", "figures[SLOW_LINK_NS]"),
+    "going on loses work": (
+        "if state[CONFIG] != ON_MESH:\n        fall_back(state)",
+        "fall_back(state)",
+    ),
 }
 
 
@@ -173,13 +194,13 @@ def is_right(walk_year: Callable[..., None]) -> bool:
     """Whether a walk agrees with the slow simulator in every answer."""
     for (name, year), answer in itertools.product(CASES, ANSWERS):
         case = prepared(name, year)
-        own = case.runner.own
-        own[FIRST_RULE : FIRST_RULE + N_RULES] = case.runner.rules_of(answer)
+        state = case.runner.state
+        state[FIRST_RULE : FIRST_RULE + N_RULES] = case.runner.rules_of(answer)
         try:
-            walk_year(own, case.runner.fig, case.events, len(case.events) // 3, *MEASURED)
+            walk_year(state, case.runner.figures, case.events, len(case.events) // 3, *MEASURED)
         except (IndexError, ZeroDivisionError):
             return False
-        if max(abs(own[:N_CAUSES] - np.array(case.expected[answer.name]))) > 20_000:
+        if max(abs(state[:N_CAUSES] - np.array(case.expected[answer.name]))) > 20_000:
             return False
     return True
 

@@ -271,7 +271,7 @@ def test_the_first_generation_searches(chips: Chips) -> None:
 
 def _swap_alone(exchange: Exchange) -> None:
     """Do what no chip may: take another plan than the others."""
-    plans = FolderPlans(None, LEFT, "auto", SUMS, exchange._catalogue)  # type: ignore[arg-type]
+    plans = FolderPlans(None, LEFT, "auto", SUMS, exchange._catalogue)
     for number, call in enumerate(CALLS):
         proved_schedule(LEFT, "auto", *call)
         plans.take(number, None)

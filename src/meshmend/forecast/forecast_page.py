@@ -371,7 +371,7 @@ def days_of_year(result: Forecast, *, seed: int) -> dict[str, Floats]:
     days = {}
     for each in result.answers:
         runner.walk(runner.rules_of(each.answer), outages.events, n, start, end)
-        log = runner.fig[LOG:].reshape(-1, 3)[: runner.own[N_LOG]]
+        log = runner.figures[LOG:].reshape(-1, 3)[: runner.state[N_LOG]]
         days[each.answer.name] = _daily(each, log, start, end)
     return days
 

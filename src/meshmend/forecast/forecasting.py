@@ -227,8 +227,8 @@ class YearRunner:
     """
 
     machine: Machine
-    own: Ints
-    fig: Floats
+    state: Ints
+    figures: Floats
     outage_figures: Floats
     warm_up_ns: int
     year_ns: int
@@ -272,9 +272,9 @@ class YearRunner:
 
     def walk(self, rules: Ints, events: Ints, n_events: int, start_ns: int, end_ns: int) -> Ints:
         """Return where the time between two moments went, with the rules of an answer."""
-        self.own[FIRST_RULE : FIRST_RULE + N_RULES] = rules
-        walk_year(self.own, self.fig, events, n_events, start_ns, end_ns)
-        return self.own[:N_CAUSES].copy()
+        self.state[FIRST_RULE : FIRST_RULE + N_RULES] = rules
+        walk_year(self.state, self.figures, events, n_events, start_ns, end_ns)
+        return self.state[:N_CAUSES].copy()
 
 
 def _between_s(machine: Machine) -> float:
@@ -356,7 +356,7 @@ def forecast(
         def walk(
             years: Iterator[int], chosen: list[int] = chosen, with_spares: bool = with_spares
         ) -> None:
-            own_runner = replace(runner, own=runner.own.copy(), fig=runner.fig.copy())
+            own_runner = replace(runner, state=runner.state.copy(), figures=runner.figures.copy())
             outages = own_runner.outages(with_spares=with_spares)
             for year in years:
                 outages, n = outages_of_year(own_runner, outages, seed, year)
@@ -375,7 +375,7 @@ def outages_of_year(
     """Return arrays with the transitions of a year, larger ones if need be, and their number."""
     while True:
         horizon_ns = runner.warm_up_ns + runner.year_ns
-        n_events = fill_outages(outages.own, outages.fig, seed, year, horizon_ns)
+        n_events = fill_outages(outages.state, outages.figures, seed, year, horizon_ns)
         if n_events != TOO_MANY:
             return outages, int(n_events)
         with_spares = outages.n_domains > len(runner.machine.domains)

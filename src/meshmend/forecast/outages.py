@@ -147,218 +147,228 @@ class OutageArrays:
     The part OUT of the first holds the transitions: time in ns, domain, and what happens to it.
     """
 
-    own: Ints
-    fig: Floats
+    state: Ints
+    figures: Floats
 
     @property
     def events(self) -> Ints:
         """The transitions of the year, flat."""
-        return self.own[self.own[OUT] :]
+        return self.state[self.state[OUT] :]
 
     @property
     def n_most(self) -> int:
-        return int(self.own[_MOST_OUT])
+        return int(self.state[_MOST_OUT])
 
     @property
     def n_domains(self) -> int:
-        return int(self.own[_N_DOMAINS])
+        return int(self.state[_N_DOMAINS])
 
 
-def outage_arrays(fig: Floats, kind_of: NDArray[np.int32], n_most: int) -> OutageArrays:
+def outage_arrays(figures: Floats, kind_of: NDArray[np.int32], n_most: int) -> OutageArrays:
     """Return empty arrays for at most so many transitions."""
     n = len(kind_of)
     sizes = {_KIND_OF: n, _NEXT_FAIL: n, _LIVES: n, _QUEUE: n, _HEAP: 3 * (n + n_most + 4)}
-    own = np.zeros(_PARTS_BEGIN + sum(sizes.values()) + 3 * n_most, dtype=np.int64)
+    state = np.zeros(_PARTS_BEGIN + sum(sizes.values()) + 3 * n_most, dtype=np.int64)
     begin = _PARTS_BEGIN
     for part, size in sizes.items():
-        own[part] = begin
+        state[part] = begin
         begin += size
-    own[OUT], own[_N_DOMAINS], own[_MOST_OUT] = begin, n, n_most
-    own[own[_KIND_OF] : own[_KIND_OF] + n] = kind_of
-    return OutageArrays(own, fig)
+    state[OUT], state[_N_DOMAINS], state[_MOST_OUT] = begin, n, n_most
+    state[state[_KIND_OF] : state[_KIND_OF] + n] = kind_of
+    return OutageArrays(state, figures)
 
 
 @plain_kernel
-def fill_outages(own: Ints, fig: Floats, seed: int, year: int, horizon_ns: int) -> int:
+def fill_outages(state: Ints, figures: Floats, seed: int, year: int, horizon_ns: int) -> int:
     """Fill `out` with the transitions of one year and return how many there are.
 
     Returns `TOO_MANY` if they do not fit.
     """
-    own[: _QUEUE_LAST + 1] = 0
-    for domain in range(own[_N_DOMAINS]):
-        kind = own[own[_KIND_OF] + domain]
-        own[own[_LIVES] + domain] = 0
+    state[: _QUEUE_LAST + 1] = 0
+    for domain in range(state[_N_DOMAINS]):
+        kind = state[state[_KIND_OF] + domain]
+        state[state[_LIVES] + domain] = 0
         key = key_of(seed, year, domain)
-        scale, shape = fig[SCALE_NS + PER_KIND * kind], fig[SHAPE + PER_KIND * kind]
+        scale, shape = figures[SCALE_NS + PER_KIND * kind], figures[SHAPE + PER_KIND * kind]
         life = weibull_residual(key, 0, scale, shape)
-        _fail_at(own, fig, domain, 0, life, horizon_ns)
-    first = own[_HEAP]
-    while own[_HEAP_SIZE] > 0 and own[first] < horizon_ns:
-        now, domain, what = own[first], own[first + 1], own[first + 2]
-        _pop(own)
-        full = own[_HEAP_SIZE] + 3 > own[_N_DOMAINS] + own[_MOST_OUT]
-        if full or own[_N_OUT] >= own[_MOST_OUT]:
+        _fail_at(state, figures, domain, 0, life, horizon_ns)
+    first = state[_HEAP]
+    while state[_HEAP_SIZE] > 0 and state[first] < horizon_ns:
+        now, domain, what = state[first], state[first + 1], state[first + 2]
+        _pop(state)
+        full = state[_HEAP_SIZE] + 3 > state[_N_DOMAINS] + state[_MOST_OUT]
+        if full or state[_N_OUT] >= state[_MOST_OUT]:
             return TOO_MANY
         key = key_of(seed, year, domain)
         if what == _FAIL:
-            if now == own[own[_NEXT_FAIL] + domain]:  # else a burst took it down before its time
-                if own[own[_KIND_OF] + domain] == fig[WRONG_KIND]:
-                    _go_wrong(own, fig, domain, now, key)
-                elif own[own[_KIND_OF] + domain] >= fig[FIRST_SLOW_KIND]:
-                    _slow_down(own, fig, domain, now, key)
+            if (
+                now == state[state[_NEXT_FAIL] + domain]
+            ):  # else a burst took it down before its time
+                if state[state[_KIND_OF] + domain] == figures[WRONG_KIND]:
+                    _go_wrong(state, figures, domain, now, key)
+                elif state[state[_KIND_OF] + domain] >= figures[FIRST_SLOW_KIND]:
+                    _slow_down(state, figures, domain, now, key)
                 else:
-                    _fail(own, fig, domain, now, key, horizon_ns)
-                    if fig[AUTO_NS] <= 0.0:
-                        _ask_for_hand(own, fig, domain, now, seed, year)
+                    _fail(state, figures, domain, now, key, horizon_ns)
+                    if figures[AUTO_NS] <= 0.0:
+                        _ask_for_hand(state, figures, domain, now, seed, year)
         elif what == _FOUND:
-            _fail(own, fig, domain, now, key, horizon_ns)
-            if fig[AUTO_NS] <= 0.0:
-                _ask_for_hand(own, fig, domain, now, seed, year)
+            _fail(state, figures, domain, now, key, horizon_ns)
+            if figures[AUTO_NS] <= 0.0:
+                _ask_for_hand(state, figures, domain, now, seed, year)
         elif what == _TO_MANUAL:
-            _ask_for_hand(own, fig, domain, now, seed, year)
+            _ask_for_hand(state, figures, domain, now, seed, year)
         else:
-            _come_up(own, fig, domain, now, key, horizon_ns, FAST if what == _FAST else UP)
+            _come_up(state, figures, domain, now, key, horizon_ns, FAST if what == _FAST else UP)
             if what == _UP_BY_HAND:
-                _free_crew(own, fig, now, seed, year)
-    return own[_N_OUT]
+                _free_crew(state, figures, now, seed, year)
+    return state[_N_OUT]
 
 
 @inner_kernel
-def _go_wrong(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64) -> None:
+def _go_wrong(state: Ints, figures: Floats, domain: int, now: int, key: np.uint64) -> None:
     """Let a chip compute wrong numbers from now on, and draw when it is found."""
-    own[own[_NEXT_FAIL] + domain] = _DOWN
-    _emit(own, now, domain, WRONG)
-    silence = weibull(key, _SILENCE + own[own[_LIVES] + domain], fig[SILENT_NS], 1.0)
-    silence = max(silence, fig[LEAST_SILENT_NS])
-    _push(own, now + np.int64(min(silence, _LONGEST_NS)), domain, _FOUND)
+    state[state[_NEXT_FAIL] + domain] = _DOWN
+    _emit(state, now, domain, WRONG)
+    silence = weibull(key, _SILENCE + state[state[_LIVES] + domain], figures[SILENT_NS], 1.0)
+    silence = max(silence, figures[LEAST_SILENT_NS])
+    _push(state, now + np.int64(min(silence, _LONGEST_NS)), domain, _FOUND)
 
 
 @inner_kernel
-def _slow_down(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64) -> None:
+def _slow_down(state: Ints, figures: Floats, domain: int, now: int, key: np.uint64) -> None:
     """Let a domain be slow from now on, and draw for how long."""
-    own[own[_NEXT_FAIL] + domain] = _DOWN
-    _emit(own, now, domain, SLOW)
-    lasts = weibull(key, _SILENCE + own[own[_LIVES] + domain], fig[SLOW_NS], 1.0)
-    _push(own, now + np.int64(min(lasts, _LONGEST_NS)), domain, _FAST)
+    state[state[_NEXT_FAIL] + domain] = _DOWN
+    _emit(state, now, domain, SLOW)
+    lasts = weibull(key, _SILENCE + state[state[_LIVES] + domain], figures[SLOW_NS], 1.0)
+    _push(state, now + np.int64(min(lasts, _LONGEST_NS)), domain, _FAST)
 
 
 @inner_kernel
-def _fail(own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int) -> None:
+def _fail(
+    state: Ints, figures: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int
+) -> None:
     """Take a domain down, begin its automatic repair, and perhaps a burst."""
-    at = _FIRST_LIFE + _PER_LIFE * own[own[_LIVES] + domain]
-    own[own[_NEXT_FAIL] + domain] = _DOWN
-    _emit(own, now, domain, DOWN)
-    if uniform(key, at + _HAS_BURST) < fig[BURST]:
-        kind = own[own[_KIND_OF] + domain]
-        first = int(fig[FIRST_DOMAIN + PER_KIND * kind])
-        n_others = int(fig[LAST_DOMAIN + PER_KIND * kind]) - first - 1
+    at = _FIRST_LIFE + _PER_LIFE * state[state[_LIVES] + domain]
+    state[state[_NEXT_FAIL] + domain] = _DOWN
+    _emit(state, now, domain, DOWN)
+    if uniform(key, at + _HAS_BURST) < figures[BURST]:
+        kind = state[state[_KIND_OF] + domain]
+        first = int(figures[FIRST_DOMAIN + PER_KIND * kind])
+        n_others = int(figures[LAST_DOMAIN + PER_KIND * kind]) - first - 1
         victim = first + int(uniform(key, at + _VICTIM) * n_others)
         victim += 1 if victim >= domain and n_others > 0 else 0
-        wait = weibull(key, at + _BURST_WAIT, fig[BURST_NS], 1.0)
+        wait = weibull(key, at + _BURST_WAIT, figures[BURST_NS], 1.0)
         when = now + 1 + np.int64(min(wait, _LONGEST_NS))
-        if when < own[own[_NEXT_FAIL] + victim] and own[own[_NEXT_FAIL] + victim] != _DOWN:
-            _fail_at(own, fig, victim, now + 1, wait, horizon_ns)
-    if fig[AUTO_NS] > 0.0:
-        mean, spread = fig[AUTO_NS], int(fig[SPREAD])
-        time = duration(key, at + _AUTOMATIC, mean, spread, fig[SIGMA])
-        well = uniform(key, at + _SUCCESS) < fig[AUTO_SUCCESS]
+        if when < state[state[_NEXT_FAIL] + victim] and state[state[_NEXT_FAIL] + victim] != _DOWN:
+            _fail_at(state, figures, victim, now + 1, wait, horizon_ns)
+    if figures[AUTO_NS] > 0.0:
+        mean, spread = figures[AUTO_NS], int(figures[SPREAD])
+        time = duration(key, at + _AUTOMATIC, mean, spread, figures[SIGMA])
+        well = uniform(key, at + _SUCCESS) < figures[AUTO_SUCCESS]
         when = now + np.int64(min(time, _LONGEST_NS))
-        _push(own, when, domain, _UP if well else _TO_MANUAL)
+        _push(state, when, domain, _UP if well else _TO_MANUAL)
 
 
 @inner_kernel
-def _ask_for_hand(own: Ints, fig: Floats, domain: int, now: int, seed: int, year: int) -> None:
+def _ask_for_hand(
+    state: Ints, figures: Floats, domain: int, now: int, seed: int, year: int
+) -> None:
     """Begin the repair by hand, or put the domain into the queue for a crew."""
-    if fig[CREWS] > 0.0 and own[_BUSY] >= fig[CREWS]:
-        own[own[_QUEUE] + own[_QUEUE_LAST] % own[_N_DOMAINS]] = domain
-        own[_QUEUE_LAST] += 1
+    if figures[CREWS] > 0.0 and state[_BUSY] >= figures[CREWS]:
+        state[state[_QUEUE] + state[_QUEUE_LAST] % state[_N_DOMAINS]] = domain
+        state[_QUEUE_LAST] += 1
         return
-    own[_BUSY] += 1
+    state[_BUSY] += 1
     key = key_of(seed, year, domain)
-    at = _FIRST_LIFE + _PER_LIFE * own[own[_LIVES] + domain]
-    mean, spread = fig[MANUAL_NS], int(fig[SPREAD])
-    time = duration(key, at + _BY_HAND, mean, spread, fig[SIGMA])
-    _push(own, now + np.int64(min(time, _LONGEST_NS)), domain, _UP_BY_HAND)
+    at = _FIRST_LIFE + _PER_LIFE * state[state[_LIVES] + domain]
+    mean, spread = figures[MANUAL_NS], int(figures[SPREAD])
+    time = duration(key, at + _BY_HAND, mean, spread, figures[SIGMA])
+    _push(state, now + np.int64(min(time, _LONGEST_NS)), domain, _UP_BY_HAND)
 
 
 @inner_kernel
-def _free_crew(own: Ints, fig: Floats, now: int, seed: int, year: int) -> None:
+def _free_crew(state: Ints, figures: Floats, now: int, seed: int, year: int) -> None:
     """Give the crew that has finished to the first domain of the queue."""
-    own[_BUSY] -= 1
-    if own[_QUEUE_FIRST] < own[_QUEUE_LAST]:
-        domain = own[own[_QUEUE] + own[_QUEUE_FIRST] % own[_N_DOMAINS]]
-        own[_QUEUE_FIRST] += 1
-        _ask_for_hand(own, fig, domain, now, seed, year)
+    state[_BUSY] -= 1
+    if state[_QUEUE_FIRST] < state[_QUEUE_LAST]:
+        domain = state[state[_QUEUE] + state[_QUEUE_FIRST] % state[_N_DOMAINS]]
+        state[_QUEUE_FIRST] += 1
+        _ask_for_hand(state, figures, domain, now, seed, year)
 
 
 @inner_kernel
 def _come_up(
-    own: Ints, fig: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int, what: int
+    state: Ints, figures: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int, what: int
 ) -> None:
     """Bring a domain up, or to its full speed, and draw its next life."""
-    _emit(own, now, domain, what)
-    at = _FIRST_LIFE + _PER_LIFE * own[own[_LIVES] + domain]
-    own[own[_LIVES] + domain] += 1
-    kind = own[own[_KIND_OF] + domain]
-    life = weibull(key, at + _LIFE, fig[SCALE_NS + PER_KIND * kind], fig[SHAPE + PER_KIND * kind])
-    _fail_at(own, fig, domain, now, life, horizon_ns)
+    _emit(state, now, domain, what)
+    at = _FIRST_LIFE + _PER_LIFE * state[state[_LIVES] + domain]
+    state[state[_LIVES] + domain] += 1
+    kind = state[state[_KIND_OF] + domain]
+    life = weibull(
+        key, at + _LIFE, figures[SCALE_NS + PER_KIND * kind], figures[SHAPE + PER_KIND * kind]
+    )
+    _fail_at(state, figures, domain, now, life, horizon_ns)
 
 
 @inner_kernel
-def _fail_at(own: Ints, fig: Floats, domain: int, now: int, life: float, horizon_ns: int) -> None:
+def _fail_at(
+    state: Ints, figures: Floats, domain: int, now: int, life: float, horizon_ns: int
+) -> None:
     """Set when a domain fails next; what lies beyond the horizon need not enter the heap."""
     when = _NEVER if life >= _LONGEST_NS else now + np.int64(life)
-    own[own[_NEXT_FAIL] + domain] = when
+    state[state[_NEXT_FAIL] + domain] = when
     if when < horizon_ns:
-        _push(own, when, domain, _FAIL)
+        _push(state, when, domain, _FAIL)
 
 
 @inner_kernel
-def _emit(own: Ints, now: int, domain: int, what: int) -> None:
-    _put(own, own[OUT] + 3 * own[_N_OUT], now, domain, what)
-    own[_N_OUT] += 1
+def _emit(state: Ints, now: int, domain: int, what: int) -> None:
+    _put(state, state[OUT] + 3 * state[_N_OUT], now, domain, what)
+    state[_N_OUT] += 1
 
 
 @inner_kernel
-def _put(own: Ints, at: int, time: int, domain: int, what: int) -> None:
-    own[at], own[at + 1], own[at + 2] = time, domain, what
+def _put(state: Ints, at: int, time: int, domain: int, what: int) -> None:
+    state[at], state[at + 1], state[at + 2] = time, domain, what
 
 
 @inner_kernel
-def _is_before(own: Ints, at: int, time: int, domain: int) -> bool:
+def _is_before(state: Ints, at: int, time: int, domain: int) -> bool:
     """Whether an event of the heap comes first; of two at the same time, the lower domain does."""
-    return own[at] < time or (own[at] == time and own[at + 1] <= domain)
+    return state[at] < time or (state[at] == time and state[at + 1] <= domain)
 
 
 @inner_kernel
-def _push(own: Ints, time: int, domain: int, what: int) -> None:
+def _push(state: Ints, time: int, domain: int, what: int) -> None:
     """Put an event into the heap."""
-    heap, at = own[_HEAP], own[_HEAP_SIZE]
-    own[_HEAP_SIZE] += 1
+    heap, at = state[_HEAP], state[_HEAP_SIZE]
+    state[_HEAP_SIZE] += 1
     while at > 0:
         above = heap + 3 * ((at - 1) // 2)
-        if _is_before(own, above, time, domain):
+        if _is_before(state, above, time, domain):
             break
-        _put(own, heap + 3 * at, own[above], own[above + 1], own[above + 2])
+        _put(state, heap + 3 * at, state[above], state[above + 1], state[above + 2])
         at = (at - 1) // 2
-    _put(own, heap + 3 * at, time, domain, what)
+    _put(state, heap + 3 * at, time, domain, what)
 
 
 @inner_kernel
-def _pop(own: Ints) -> None:
+def _pop(state: Ints) -> None:
     """Take the first event out of the heap."""
-    own[_HEAP_SIZE] -= 1
-    heap, size, at = own[_HEAP], own[_HEAP_SIZE], 0
+    state[_HEAP_SIZE] -= 1
+    heap, size, at = state[_HEAP], state[_HEAP_SIZE], 0
     last = heap + 3 * size
-    time, domain, what = own[last], own[last + 1], own[last + 2]
+    time, domain, what = state[last], state[last + 1], state[last + 2]
     while 2 * at + 1 < size:
         below = 2 * at + 1
         other = heap + 3 * (below + 1)
         one = heap + 3 * below
-        if below + 1 < size and _is_before(own, other, own[one], own[one + 1]):
+        if below + 1 < size and _is_before(state, other, state[one], state[one + 1]):
             below, one = below + 1, other
-        if not _is_before(own, one, time, domain):
+        if not _is_before(state, one, time, domain):
             break
-        _put(own, heap + 3 * at, own[one], own[one + 1], own[one + 2])
+        _put(state, heap + 3 * at, state[one], state[one + 1], state[one + 2])
         at = below
-    _put(own, heap + 3 * at, time, domain, what)
+    _put(state, heap + 3 * at, time, domain, what)

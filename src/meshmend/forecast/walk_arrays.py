@@ -2,8 +2,8 @@
 
 Compiled loops that pass many arrays to each other compile slowly and run slowly. So all whole
 numbers are in one array: first single ones by name, among them where each part begins, then the
-parts. `own[NOW]` is a number, `own[own[DEAD] + chip]` an entry of a part. Figures that are not
-whole are in a second array.
+parts. `state[NOW]` is a number, `state[state[DEAD] + chip]` an entry of a part. Figures that are
+not whole are in a second array.
 
 A **hole** is a domain that is down, or, where spares are used, a **slot** of the mesh that no unit
 fills. A **unit** is what a spare replaces: a host, a row, a cube.
@@ -155,15 +155,15 @@ SUPPORTED, CUTS, AT_BORDER = 1, 2, 4
 def packed(singles: Mapping[int, int], parts: Mapping[int, Sequence[int] | Ints]) -> Ints:
     """Return one array with these single numbers and parts, and where each part begins."""
     sizes = [len(part) for part in parts.values()]
-    own = np.zeros(PARTS_BEGIN + sum(sizes), dtype=np.int64)
+    state = np.zeros(PARTS_BEGIN + sum(sizes), dtype=np.int64)
     for place, value in singles.items():
-        own[place] = value
+        state[place] = value
     begin = PARTS_BEGIN
     for place, part in parts.items():
-        own[place] = begin
-        own[begin : begin + len(part)] = part
+        state[place] = begin
+        state[begin : begin + len(part)] = part
         begin += len(part)
-    return own
+    return state
 
 
 def walk_array(machine: Machine, prices: "StepPrices", n_log: int) -> Ints:

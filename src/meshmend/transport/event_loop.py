@@ -5,10 +5,10 @@ run and the smallest key first, and reads from every peer that has data. Data th
 written or added yet is staged in a buffer until then. It never waits for one peer while another has
 data. It knows file descriptors and bytes; connections are made elsewhere.
 
-A **run** is one run of a task. Python makes its tables and enters their addresses in a line of
-`runs`; `progress` does the rest. A **key** is one move of one slice. A key to send enters the heap
-of its peer when it waits for nothing more. Data that arrived too early stays in the staging buffer
-until its key is released.
+A **link** is the connection to one peer, a line of `links`. A **run** is one run of a task. Python
+makes its tables and enters their addresses in a line of `runs`; `progress` does the rest. A **key**
+is one move of one slice. A key to send enters the heap of its peer when it waits for nothing more.
+Data that arrived too early stays in the staging buffer until its key is released.
 """
 
 from typing import Any, NamedTuple
@@ -260,11 +260,11 @@ def _enter_waits(loop, peers, fds, waits):  # type: ignore[no-untyped-def]
     waits[0, 0], waits[0, 1] = fds[0], POLLIN
     waits[1, 0], waits[1, 1] = fds[1], POLLIN
     for at in range(len(peers)):
-        links = loop.links[peers[at]]
-        events = 0 if links[IN_PARKED] or links[CLOSED] else POLLIN
-        if links[OUT_KEY] != NONE or _must_announce(links) or next_run(loop, peers[at]) != NONE:
+        link = loop.links[peers[at]]
+        events = 0 if link[IN_PARKED] or link[CLOSED] else POLLIN
+        if link[OUT_KEY] != NONE or _must_announce(link) or next_run(loop, peers[at]) != NONE:
             events |= POLLOUT
-        waits[at + 2, 0] = links[FD] if events else -1
+        waits[at + 2, 0] = link[FD] if events else -1
         waits[at + 2, 1] = events
 
 
@@ -300,18 +300,18 @@ def _begin_on_link(loop, slot, peer):  # type: ignore[no-untyped-def]
     A peer that still has to send frames of older runs may not send those of this run before it is
     told that this rank has started it. Any other peer needs no permission: see `next_run`.
     """
-    links, n_expected = loop.links[peer], loop.ports[slot, peer, EXPECTED]
-    if n_expected > 0 and links[N_TO_COME] > 0:
-        links[TO_ANNOUNCE] = loop.runs[slot, CALL]
-    links[N_USERS] += 1
-    links[N_TO_COME] += n_expected
-    links[N_TO_SEND] += loop.ports[slot, peer, UNSENT]
-    if links[FAULT]:
+    link, n_expected = loop.links[peer], loop.ports[slot, peer, EXPECTED]
+    if n_expected > 0 and link[N_TO_COME] > 0:
+        link[TO_ANNOUNCE] = loop.runs[slot, CALL]
+    link[N_USERS] += 1
+    link[N_TO_COME] += n_expected
+    link[N_TO_SEND] += loop.ports[slot, peer, UNSENT]
+    if link[FAULT]:
         return BAD_FRAME
-    if links[CLOSED] and n_expected > 0:
+    if link[CLOSED] and n_expected > 0:
         return LOST
-    if links[IN_PARKED]:
-        links[IN_PARKED] = 0
+    if link[IN_PARKED]:
+        link[IN_PARKED] = 0
         return _open_frame(loop, peer)
     return DONE
 
@@ -338,9 +338,9 @@ def next_run(loop, peer):  # type: ignore[no-untyped-def]
 
 
 @plain_kernel
-def _must_announce(links):  # type: ignore[no-untyped-def]
-    """Whether a peer waits to be told which runs this rank has started; `links` is its line."""
-    return links[TO_ANNOUNCE] > links[ANNOUNCED] and links[N_TO_COME] > 0
+def _must_announce(link):  # type: ignore[no-untyped-def]
+    """Whether a peer waits to be told which runs this rank has started; `link` is its line."""
+    return link[TO_ANNOUNCE] > link[ANNOUNCED] and link[N_TO_COME] > 0
 
 
 @plain_kernel
@@ -416,77 +416,75 @@ def _push(loop, peer, message, parts, void):  # type: ignore[no-untyped-def]
 
     `message` and `parts` are scratch; `void` is an address with a block of bytes that nobody reads.
     """
-    links = loop.links
+    link = loop.links[peer]
     for _ in range(TURN):
-        if links[peer, OUT_KEY] == NONE:
+        if link[OUT_KEY] == NONE:
             if not _begin_frame(loop, peer):
                 return DONE
-            if links[peer, CLOSED]:
+            if link[CLOSED]:
                 return LOST
-        key, length = links[peer, OUT_KEY], links[peer, OUT_WORDS + LENGTH_WORD]
-        in_header = min(links[peer, OUT_DONE], HEADER_BYTES)
-        in_body = links[peer, OUT_DONE] - in_header
-        parts[0] = links[peer, OUT_WORDS:].ctypes.data + in_header
+        key, length = link[OUT_KEY], link[OUT_WORDS + LENGTH_WORD]
+        in_header = min(link[OUT_DONE], HEADER_BYTES)
+        in_body = link[OUT_DONE] - in_header
+        parts[0] = link[OUT_WORDS:].ctypes.data + in_header
         parts[1] = HEADER_BYTES - in_header
-        parts[2] = links[peer, OUT_AT] + in_body
+        parts[2] = link[OUT_AT] + in_body
         parts[3] = length - in_body
         if key == TAIL:
             parts[2], parts[3] = void, min(parts[3], BLOCK_BYTES)
-        n_sent = send_two(links[peer, FD], message, parts)
+        n_sent = send_two(link[FD], message, parts)
         if n_sent < 0:
             if n_sent == -EINTR:
                 continue
             return BLOCKED if n_sent == -EAGAIN else LOST
-        links[peer, OUT_DONE] += n_sent
-        if links[peer, OUT_DONE] == HEADER_BYTES + length:
-            links[peer, OUT_KEY] = NONE
+        link[OUT_DONE] += n_sent
+        if link[OUT_DONE] == HEADER_BYTES + length:
+            link[OUT_KEY] = NONE
             if key != TAIL:
-                _finish_sent(loop, links[peer, OUT_SLOT], key)
+                _finish_sent(loop, link[OUT_SLOT], key)
     return DONE
 
 
 @plain_kernel
 def _begin_frame(loop, peer):  # type: ignore[no-untyped-def]
     """Begin the frame that is next for a peer; return whether there is one."""
-    links = loop.links
-    if _must_announce(links[peer]):
-        links[peer, ANNOUNCED] = links[peer, TO_ANNOUNCE]
-        links[peer, OUT_WORDS + CALL_WORD] = links[peer, TO_ANNOUNCE]
-        links[peer, OUT_WORDS + ROW_WORD] = STARTED
-        links[peer, OUT_WORDS + LENGTH_WORD] = 0
-        links[peer, OUT_WORDS + FINGERPRINT_WORD] = 0
-        links[peer, OUT_WORDS + PAYLOAD_WORD] = 0
-        links[peer, OUT_KEY] = TAIL
+    link = loop.links[peer]
+    if _must_announce(link):
+        link[ANNOUNCED] = link[TO_ANNOUNCE]
+        link[OUT_WORDS + CALL_WORD] = link[TO_ANNOUNCE]
+        link[OUT_WORDS + ROW_WORD] = STARTED
+        link[OUT_WORDS + LENGTH_WORD] = 0
+        link[OUT_WORDS + FINGERPRINT_WORD] = 0
+        link[OUT_WORDS + PAYLOAD_WORD] = 0
+        link[OUT_KEY] = TAIL
     else:
         slot = next_run(loop, peer)
         if slot == NONE:
             return False
         _begin_key(_run_of(loop, slot), peer)
-        links[peer, OUT_SLOT] = slot
+        link[OUT_SLOT] = slot
         if loop.numbers[SUMS_PAYLOADS] != NOT_SENT:
-            length = links[peer, OUT_WORDS + LENGTH_WORD]
-            parts = checksum_at(links[peer, OUT_AT], length, np.int64(0))
-            links[peer, OUT_WORDS + PAYLOAD_WORD] = payload_checksum(parts)
-    links[peer, OUT_WORDS + CHECK_WORD] = header_checksum(links[peer, OUT_WORDS:])
-    links[peer, OUT_DONE] = 0
+            length = link[OUT_WORDS + LENGTH_WORD]
+            parts = checksum_at(link[OUT_AT], length, np.int64(0))
+            link[OUT_WORDS + PAYLOAD_WORD] = payload_checksum(parts)
+    link[OUT_WORDS + CHECK_WORD] = header_checksum(link[OUT_WORDS:])
+    link[OUT_DONE] = 0
     return True
 
 
 @plain_kernel
 def _begin_key(run, peer):  # type: ignore[no-untyped-def]
-    key = _heap_pop(run, peer)
+    link, key = run.links[peer], _heap_pop(run, peer)
     move = key % run.numbers[N_MOVES]
     run.ports[peer, UNSENT] -= 1
-    run.links[peer, N_TO_SEND] -= 1
-    run.links[peer, OUT_WORDS + CALL_WORD] = run.numbers[CALL]
-    run.links[peer, OUT_WORDS + ROW_WORD] = (key // run.numbers[N_MOVES]) << 32 | run.moves[
-        ROW, move
-    ]
-    run.links[peer, OUT_WORDS + LENGTH_WORD] = run.keys[SIZE, key]
-    run.links[peer, OUT_WORDS + FINGERPRINT_WORD] = run.numbers[FINGERPRINT]
-    run.links[peer, OUT_WORDS + PAYLOAD_WORD] = 0
-    run.links[peer, OUT_AT] = _address_of(run, run.keys[START, key])
-    run.links[peer, OUT_KEY] = key
+    link[N_TO_SEND] -= 1
+    link[OUT_WORDS + CALL_WORD] = run.numbers[CALL]
+    link[OUT_WORDS + ROW_WORD] = (key // run.numbers[N_MOVES]) << 32 | run.moves[ROW, move]
+    link[OUT_WORDS + LENGTH_WORD] = run.keys[SIZE, key]
+    link[OUT_WORDS + FINGERPRINT_WORD] = run.numbers[FINGERPRINT]
+    link[OUT_WORDS + PAYLOAD_WORD] = 0
+    link[OUT_AT] = _address_of(run, run.keys[START, key])
+    link[OUT_KEY] = key
 
 
 @plain_kernel
@@ -509,34 +507,34 @@ def _pull(loop, peer, block):  # type: ignore[no-untyped-def]
 
     `block` is the address of the peer's block of scratch.
     """
-    links = loop.links
+    link = loop.links[peer]
     for _ in range(TURN):
-        if links[peer, IN_PARKED]:
+        if link[IN_PARKED]:
             return DONE
-        if links[peer, FAULT]:
+        if link[FAULT]:
             return BAD_FRAME
-        in_header = links[peer, IN_HEADER]
+        in_header = link[IN_HEADER]
         if in_header < HEADER_BYTES:
-            address = links[peer, IN_WORDS:].ctypes.data + in_header
+            address = link[IN_WORDS:].ctypes.data + in_header
             n_wanted = HEADER_BYTES - in_header
         else:
-            address, n_wanted = _target(links, peer, block)
-        n_read = receive(links[peer, FD], address, n_wanted)
+            address, n_wanted = _target(link, block)
+        n_read = receive(link[FD], address, n_wanted)
         if n_read == -EINTR:
             continue
         if n_read == -EAGAIN:
             return DONE
         if n_read <= 0:
-            return _mark_closed(links, peer)
+            return _mark_closed(link)
         if in_header == HEADER_BYTES:
-            if links[peer, CORRUPTED]:
+            if link[CORRUPTED]:
                 _corrupt(address, n_read)
             status = _count_payload(loop, peer, n_read, block)
             if status != DONE:
                 return status
             continue
-        links[peer, IN_HEADER] += n_read
-        if links[peer, IN_HEADER] == HEADER_BYTES:
+        link[IN_HEADER] += n_read
+        if link[IN_HEADER] == HEADER_BYTES:
             status = _check_header(loop, peer)
             if status == DONE:
                 status = _open_frame(loop, peer)
@@ -555,104 +553,106 @@ def _corrupt(address, n_bytes):  # type: ignore[no-untyped-def]
 
 
 @plain_kernel
-def _mark_closed(links, peer):  # type: ignore[no-untyped-def]
+def _mark_closed(link):  # type: ignore[no-untyped-def]
     """Mark a peer as closed; return LOST if one end still has data for the other, else DONE."""
-    links[peer, CLOSED] = 1
-    has_to_receive = links[peer, N_TO_COME] > 0 or links[peer, IN_HEADER] > 0
-    has_to_send = links[peer, N_TO_SEND] > 0 or links[peer, OUT_KEY] != NONE
+    link[CLOSED] = 1
+    has_to_receive = link[N_TO_COME] > 0 or link[IN_HEADER] > 0
+    has_to_send = link[N_TO_SEND] > 0 or link[OUT_KEY] != NONE
     return LOST if has_to_receive or has_to_send else DONE
 
 
 @plain_kernel
-def _bad_frame(links, peer, fault):  # type: ignore[no-untyped-def]
+def _bad_frame(link, fault):  # type: ignore[no-untyped-def]
     """Read nothing more from a peer, because of a fault; return BAD_FRAME."""
-    links[peer, FAULT] = fault
-    links[peer, CLOSED] = 1
-    links[peer, IN_HEADER] = 0
+    link[FAULT] = fault
+    link[CLOSED] = 1
+    link[IN_HEADER] = 0
     return BAD_FRAME
 
 
 @plain_kernel
 def _check_header(loop, peer):  # type: ignore[no-untyped-def]
     """Check what can be checked of a header without the run that it belongs to; return a status."""
-    links = loop.links
-    words = links[peer, IN_WORDS:]
+    link = loop.links[peer]
+    words = link[IN_WORDS:]
     if header_checksum(words) != words[CHECK_WORD]:
-        return _bad_frame(links, peer, BAD_HEADER)
+        return _bad_frame(link, BAD_HEADER)
     shortest, longest = 1, LONGEST_FRAME
     if words[ROW_WORD] == STARTED:
         shortest, longest = 0, 0
     elif words[ROW_WORD] == GAVE_UP:
         shortest, longest = 0, LONGEST_TEXT
     if not shortest <= words[LENGTH_WORD] <= longest:
-        return _bad_frame(links, peer, BAD_LENGTH)
+        return _bad_frame(link, BAD_LENGTH)
     if words[CALL_WORD] < 0:
-        return _bad_frame(links, peer, BAD_CALL)
+        return _bad_frame(link, BAD_CALL)
     is_data = words[ROW_WORD] != STARTED and words[ROW_WORD] != GAVE_UP
     if is_data and words[ROW_WORD] < 0:
-        return _bad_frame(links, peer, BAD_KEY)
+        return _bad_frame(link, BAD_KEY)
     if is_data and loop.numbers[SUMS_PAYLOADS] == NEEDED and words[PAYLOAD_WORD] == 0:
-        return _bad_frame(links, peer, NOT_SUMMED)
+        return _bad_frame(link, NOT_SUMMED)
     return DONE
 
 
 @plain_kernel
 def _open_frame(loop, peer):  # type: ignore[no-untyped-def]
     """Decide from a complete header that was checked where its payload goes; return a status."""
-    links = loop.links
-    call, row_word = links[peer, IN_WORDS + CALL_WORD], links[peer, IN_WORDS + ROW_WORD]
+    link = loop.links[peer]
+    call, row_word = link[IN_WORDS + CALL_WORD], link[IN_WORDS + ROW_WORD]
     if row_word == STARTED:
-        links[peer, PEER_STARTED] = max(links[peer, PEER_STARTED], call)
-        links[peer, IN_HEADER] = 0
+        link[PEER_STARTED] = max(link[PEER_STARTED], call)
+        link[IN_HEADER] = 0
         return DONE
     generations_ahead = (call >> 32) - loop.numbers[GENERATION]
     if row_word == GAVE_UP and generations_ahead >= 0:
         return PEER_FAILED
-    links[peer, IN_DONE] = links[peer, IN_CHECKSUM] = 0
+    link[IN_DONE] = link[IN_CHECKSUM] = 0
     if generations_ahead < 0:
-        links[peer, IN_MODE] = DROP
-        if links[peer, IN_WORDS + LENGTH_WORD] == 0:
-            links[peer, IN_HEADER] = 0
+        link[IN_MODE] = DROP
+        if link[IN_WORDS + LENGTH_WORD] == 0:
+            link[IN_HEADER] = 0
         return DONE
     number = call & 0xFFFFFFFF
     if generations_ahead > 0 or number > loop.numbers[LAST_BEGUN]:
-        links[peer, IN_PARKED] = 1
-        is_early = generations_ahead > 0 or links[peer, N_TO_COME] == 0
+        link[IN_PARKED] = 1
+        is_early = generations_ahead > 0 or link[N_TO_COME] == 0
         return DONE if is_early else MISMATCH
     slot = number % MOST_RUNS
     if number < loop.numbers[OLDEST] or loop.runs[slot, ENDED]:
-        was_other = loop.runs[slot, FINGERPRINT] != links[peer, IN_WORDS + FINGERPRINT_WORD]
+        was_other = loop.runs[slot, FINGERPRINT] != link[IN_WORDS + FINGERPRINT_WORD]
         if loop.runs[slot, CALL] == call and was_other:
             return MISMATCH
-        return _bad_frame(links, peer, BAD_CALL)
-    links[peer, IN_SLOT] = slot
+        return _bad_frame(link, BAD_CALL)
+    link[IN_SLOT] = slot
     return _open_key(_run_of(loop, slot), peer)
 
 
 @plain_kernel
 def _open_key(run, peer):  # type: ignore[no-untyped-def]
     """Decide where the payload of a frame of a run goes; return a status."""
-    if run.links[peer, IN_WORDS + FINGERPRINT_WORD] != run.numbers[FINGERPRINT]:
+    link = run.links[peer]
+    if link[IN_WORDS + FINGERPRINT_WORD] != run.numbers[FINGERPRINT]:
         return MISMATCH
     key = _key_of(run, peer)
     if key < 0:
-        return _bad_frame(run.links, peer, BAD_KEY)
+        return _bad_frame(link, BAD_KEY)
     run.keys[STATE, key] = BEGUN
-    run.links[peer, IN_KEY] = key
+    link[IN_KEY] = key
     if run.keys[NEEDS, key] > 0:
-        run.links[peer, IN_MODE] = STAGE
-        run.links[peer, IN_AT] = run.numbers[STAGING] + run.keys[STAGING_OFFSET, key]
+        link[IN_MODE] = STAGE
+        link[IN_AT] = run.numbers[STAGING] + run.keys[STAGING_OFFSET, key]
     else:
         is_sum = run.moves[KIND, key % run.numbers[N_MOVES]] == ADD
-        run.links[peer, IN_MODE] = DIRECT_ADD if is_sum else DIRECT_PUT
-        run.links[peer, IN_AT] = _address_of(run, run.keys[START, key])
+        link[IN_MODE] = DIRECT_ADD if is_sum else DIRECT_PUT
+        link[IN_AT] = _address_of(run, run.keys[START, key])
     return DONE
 
 
 @plain_kernel
 def _key_of(run, peer):  # type: ignore[no-untyped-def]
     """Return the key that a header names, or -1 if no such frame is expected from this peer."""
-    word = run.links[peer, IN_WORDS + ROW_WORD]
+    link = run.links[peer]
+    word = link[IN_WORDS + ROW_WORD]
     part, row = word >> 32, word & 0xFFFFFFFF
     low, high = np.int64(0), run.numbers[N_MOVES]
     while low < high:
@@ -666,17 +666,17 @@ def _key_of(run, peer):  # type: ignore[no-untyped-def]
         return np.int64(-1)
     is_receive = run.moves[ROW, low] == row and SEND < run.moves[KIND, low] < LOCAL_ADD
     is_expected = run.moves[PEER, low] == peer and run.keys[STATE, key] == FREE
-    fits = run.links[peer, IN_WORDS + LENGTH_WORD] == run.keys[SIZE, key]
+    fits = link[IN_WORDS + LENGTH_WORD] == run.keys[SIZE, key]
     return key if is_receive and is_expected and fits else np.int64(-1)
 
 
 @plain_kernel
-def _target(links, peer, block):  # type: ignore[no-untyped-def]
+def _target(link, block):  # type: ignore[no-untyped-def]
     """Return the address for the next bytes of the current frame, and how many to read at most."""
-    done, mode = links[peer, IN_DONE], links[peer, IN_MODE]
-    n_left = links[peer, IN_WORDS + LENGTH_WORD] - done
+    done, mode = link[IN_DONE], link[IN_MODE]
+    n_left = link[IN_WORDS + LENGTH_WORD] - done
     if mode != DIRECT_ADD and mode != DROP:
-        return links[peer, IN_AT] + done, n_left
+        return link[IN_AT] + done, n_left
     in_block = done % BLOCK_BYTES
     return block + in_block, min(BLOCK_BYTES - in_block, n_left)
 
@@ -688,29 +688,29 @@ def _count_payload(loop, peer, n_read, block):  # type: ignore[no-untyped-def]
     Returns a status. The bytes of a payload that does not match its checksum may have been added
     already; but its key is not finished, so the run fails before anybody uses them.
     """
-    links = loop.links
-    mode, slot = links[peer, IN_MODE], links[peer, IN_SLOT]
-    in_block = links[peer, IN_DONE] % BLOCK_BYTES + n_read
-    done = links[peer, IN_DONE] + n_read
-    links[peer, IN_DONE] = done
-    is_complete = done == links[peer, IN_WORDS + LENGTH_WORD]
+    link = loop.links[peer]
+    mode, slot = link[IN_MODE], link[IN_SLOT]
+    in_block = link[IN_DONE] % BLOCK_BYTES + n_read
+    done = link[IN_DONE] + n_read
+    link[IN_DONE] = done
+    is_complete = done == link[IN_WORDS + LENGTH_WORD]
     if mode == DIRECT_ADD and (is_complete or in_block == BLOCK_BYTES):
         first = done - in_block
-        if links[peer, IN_WORDS + PAYLOAD_WORD]:
-            links[peer, IN_CHECKSUM] += checksum_at(block, in_block, first)
-        combine_at(loop.runs[slot, CODE], links[peer, IN_AT] + first, block, in_block)
+        if link[IN_WORDS + PAYLOAD_WORD]:
+            link[IN_CHECKSUM] += checksum_at(block, in_block, first)
+        combine_at(loop.runs[slot, CODE], link[IN_AT] + first, block, in_block)
     if not is_complete:
         return DONE
-    links[peer, IN_HEADER] = 0
+    link[IN_HEADER] = 0
     if mode == DROP:
         return DONE
-    if links[peer, IN_WORDS + PAYLOAD_WORD]:
+    if link[IN_WORDS + PAYLOAD_WORD]:
         if mode != DIRECT_ADD:
-            links[peer, IN_CHECKSUM] = checksum_at(links[peer, IN_AT], done, np.int64(0))
-        if payload_checksum(links[peer, IN_CHECKSUM]) != links[peer, IN_WORDS + PAYLOAD_WORD]:
-            return _bad_frame(links, peer, BAD_PAYLOAD)
-    links[peer, N_TO_COME] -= 1
-    _finish_received(_run_of(loop, slot), links[peer, IN_KEY], mode)
+            link[IN_CHECKSUM] = checksum_at(link[IN_AT], done, np.int64(0))
+        if payload_checksum(link[IN_CHECKSUM]) != link[IN_WORDS + PAYLOAD_WORD]:
+            return _bad_frame(link, BAD_PAYLOAD)
+    link[N_TO_COME] -= 1
+    _finish_received(_run_of(loop, slot), link[IN_KEY], mode)
     _end_if_done(loop, slot)
     return DONE
 

@@ -107,25 +107,29 @@ class Exchange:
             sums_payloads=exchange_settings.sums_payloads,
             link_timeout_s=exchange_settings.link_timeout_s,
         )
-        self.mesh = whole
-        self.rank = 0
-        self._generation = Generation(0, ())
-        self._catalogue: Catalogue | None = None
-        self._sums: SumSizes = ()
-        self._agreement: PlanAgreement | None = None  # None: this generation has searched plans
-        self._speeds: LinkSpeeds | None = None  # None: nobody watches the links, or has begun to
-        self._sought: _SoughtPlans | None = None  # for links that have other speeds now
-        self._searcher: HostPlanner | None = None  # which makes those
-        self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
-        self._short: RankProgram | None = None  # of the sum of few numbers
-        self._connected: set[int] = set()  # seats with a connection of this generation
-        self._planned: tuple[int, int] | None = None  # losses with plans, as last looked up
-        self._look_at = 0.0
         # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
         self.on_interrupt: Callable[[], None] = lambda: None
         ahead = exchange_settings.plan_ahead
         self._planner = HostPlanner(chip, ahead) if ahead else None
         self._plans = self._planner.folder if self._planner else exchange_settings.plans
+        self._searcher: HostPlanner | None = None  # which makes plans for links of other speeds
+        self._begin(Generation(0, ()), whole, rank=0)
+
+    def _begin(self, generation: Generation, mesh: Mesh, rank: int) -> None:
+        """Set all that belongs to one generation: nothing is planned yet, and nobody connected."""
+        self._generation = generation
+        self.mesh = mesh
+        self.rank = rank
+        self._catalogue = Catalogue(mesh, self._settings.algorithm, 0, rank)
+        self._sums: SumSizes = ()
+        self._agreement: PlanAgreement | None = None  # None: this generation has searched plans
+        self._speeds: LinkSpeeds | None = None  # None: nobody watches the links, or has begun to
+        self._sought: _SoughtPlans | None = None  # for links that have other speeds now
+        self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
+        self._short: RankProgram | None = None  # of the sum of few numbers
+        self._connected: set[int] = set()  # seats with a connection of this generation
+        self._planned: tuple[int, int] | None = None  # losses with plans, as last looked up
+        self._look_at = 0.0
 
     @property
     def address(self) -> Address:
@@ -172,15 +176,8 @@ class Exchange:
         self.transport.renew(generation.number)
         present = set(generation.chips)
         self.transport.drop(seat for chip, seat in self._seats.items() if chip not in present)
-        self._generation = generation
-        self.mesh = generation.mesh_of(self._whole)
-        self.rank = self.mesh.rank_of[self._chip]
-        self._catalogue = Catalogue(self.mesh, self._settings.algorithm, 0, self.rank)
-        self._sums, self._agreement, self._sought = (), None, None
-        self._speeds = None
-        self._tasks, self._short = {}, None
-        self._connected = set()
-        self._planned, self._look_at = None, 0.0
+        mesh = generation.mesh_of(self._whole)
+        self._begin(generation, mesh, mesh.rank_of[self._chip])
 
     def leave(self) -> None:
         """Close all connections: this chip has left the generation."""
@@ -200,7 +197,6 @@ class Exchange:
         self._sums = sums
         algorithm, direct = self._settings.algorithm, sums
         if self._generation.number > _FIRST_GENERATION:
-            assert self._catalogue is not None, "no generation was entered"
             plans = FolderPlans(self._plans, self.mesh, algorithm, sums, self._catalogue)
             self._agreement = PlanAgreement(self, plans)
             _, direct = split_sums(self.mesh, algorithm, sums)
@@ -314,10 +310,7 @@ class Exchange:
         algorithm = self._settings.algorithm
         if self.rank == 0:
             if self._searcher is None:
-                ahead = self._settings.plan_ahead
-                self._searcher = self._planner or HostPlanner(
-                    self._chip, ahead or self._own_plans()
-                )
+                self._searcher = self._planner or HostPlanner(self._chip, self._own_plans())
             self._searcher.plan_for(mesh, self._sums)
         folder = self._searcher.folder if self._searcher else self._plans
         catalogue = Catalogue(mesh, algorithm, 0, self.rank)
@@ -452,9 +445,9 @@ class Exchange:
     def close(self) -> None:
         """Close all connections and stop planning ahead."""
         self.transport.close()
-        for planner in {self._planner, self._searcher} - {None}:
-            assert planner is not None
-            planner.close()
+        for planner in {self._planner, self._searcher}:
+            if planner is not None:
+                planner.close()
 
     def _sum_task(self, n_elements: int, dtype: str) -> Task:
         return self._task((n_elements, dtype), _SUM, dtype)
@@ -464,7 +457,6 @@ class Exchange:
 
     def _task(self, key: tuple[int, str], call: CollectiveCall, dtype: str) -> Task:
         if key not in self._tasks:
-            assert self._catalogue is not None, "no generation was entered"
             task = self._catalogue.task(call, key[0], dtype)
             self._tasks[key] = replace(task, program=self._with_seats(task.program))
         return self._tasks[key]

@@ -178,6 +178,16 @@ def elastic_group() -> "ElasticGroup":
     return ElasticGroup(worker_environment())
 
 
+@dataclass(frozen=True)
+class _JoinedJob:
+    """What a chip has of the job that it has joined."""
+
+    loop: WorkerLoop
+    exchange: Exchange
+    transfer: StateTransfer
+    parts: PartTransfer | None  # in a job with tiles
+
+
 class ElasticGroup:
     """One chip's part in an elastic process group; call its methods from the main thread only.
 
@@ -185,56 +195,56 @@ class ElasticGroup:
     """
 
     def __init__(self, environment: WorkerEnvironment) -> None:
-        if found := [fault for fault in environment.faults if fault.is_in_loop]:
-            raise InputError(
-                f"--inject {found[0].words!r} needs a job of meshmend.train.Job or JaxJob; an "
-                "elastic group knows nothing of what its loop computes"
-            )
-        if environment.shares != "equal":
-            raise InputError(
-                f"{SHARES.name}={environment.shares} needs a meshmend.train.Job or a JaxJob; the "
-                "loop of an elastic group, or of a job of tiles, chooses its own samples"
-            )
-        if environment.check_shares:
-            raise InputError(
-                f"{CHECK_SHARES.name} needs a meshmend.train.Job or a JaxJob, whose chips hold "
-                "the whole model; an elastic group, or a job of tiles, cannot compute shares twice"
-            )
+        _check_environment(environment)
         self._environment = environment
-        self._state = GroupState(())
-        self._build: Build | None = None
-        self._tile: tuple[int, ...] | None = None
-        self._samples: SampleTerms | None = None  # of a job that hands out samples
-        self._begin = (0, 0)  # its first step, and the position of that in the row of samples
-        self._checkpoints: TileCheckpoints | None = None
-        self._whole: dict[str, Any] | None = None  # a checkpoint, for the objects of the next group
-        self._loss = 0.0  # this chip's part of the loss of the step in flight
-        self._taken: dict[str, Any] | None = None  # for the objects that `build` will make
-        self.is_overwritten = False  # the state is a part of this chip's and a part of others'
+        self._self_injection = SelfInjection(environment.chip, environment.faults)
+        self._ledger = Ledger(None, environment.chip)
+        self._joined: _JoinedJob | None = None  # None outside a job, and before the first group
         self.step_number = 0  # steps done
         self._n_steps: int | None = None
-        self._is_checked = False  # whether the objects are known to hold all that steps change
-        self._has_stepped = False  # whether an optimizer has stepped in a step that counts
-        self._has_captured = False  # whether the state before the next step is kept
-        self._has_failed = False  # whether the last step was undone, and its code may still run
-        self._n_stepped = 0  # optimizers that have stepped in this step
-        self._is_equal = False  # whether the chips have agreed on their first state
-        self.loss = 0.0  # of the last step; with tiles, what all chips have added up
         self._reported = 0  # the last generation in which this chip reported a step
-        self._self_injection = SelfInjection(environment.chip, environment.faults)
+        self._has_ended = False  # a loop over all steps
+
+        # What the script has given, and the state that its objects are to have.
+        self._state = GroupState(())
+        self._hooks: list[Any] = []
+        self._build: Build | None = None
+        self._tile: tuple[int, ...] | None = None
+        self._taken: dict[str, Any] | None = None  # for the objects that `build` will make
+        self._whole: dict[str, Any] | None = None  # a checkpoint, for the objects of the next group
+        self._is_equal = False  # whether the chips have agreed on their first state
+        self.is_overwritten = False  # the state is a part of this chip's and a part of others'
+
+        # A job that hands out samples and saves checkpoints.
+        self._samples: SampleTerms | None = None
+        self._checkpoints: TileCheckpoints | None = None
+        self._begin = (0, 0)  # its first step, and the position of that in the row of samples
+        self._loss = 0.0  # this chip's part of the loss of the step in flight
+        self.loss = 0.0  # of the last step; with tiles, what all chips have added up
+
+        # The step in flight.
+        self._is_checked = False  # whether the objects are known to hold all that steps change
+        self._has_captured = False  # whether the state before the next step is kept
+        self._n_stepped = 0  # optimizers that have stepped in this step
+        self._has_stepped = False  # whether an optimizer has stepped in a step that counts
+        self._has_failed = False  # whether the last step was undone, and its code may still run
+        # The job ended in the middle of a step, which `fully_shard` leaves with its parts together.
+        self._is_halfway = False
+
+        # The process group of the present generation.
         self._group: Any = None
         self._store: Any = None  # of the group: what C++ code holds of it does not keep it alive
         self._is_interrupted = False
         self._is_finishing = False
-        self._has_ended = False  # a loop over all steps
-        # The job ended in the middle of a step, which `fully_shard` leaves with its parts together.
-        self._is_halfway = False
-        self._hooks: list[Any] = []
-        self._exchange: Exchange | None = None
-        self._transfer: StateTransfer | None = None
-        self._parts: PartTransfer | None = None  # in a job with tiles
-        self._loop: WorkerLoop | None = None
-        self._ledger = Ledger(None, environment.chip)
+
+    @property
+    def _loop(self) -> WorkerLoop | None:
+        return self._joined.loop if self._joined else None
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether this chip has never been up to date in its job."""
+        return self._loop is not None and self._loop.state_version == FRESH
 
     @property
     def objects(self) -> tuple[Stateful, ...]:
@@ -361,43 +371,46 @@ class ElasticGroup:
 
     def complete_step(self) -> None:
         """Count a step that has ended without an error."""
-        if self._loop is None:
+        if self._joined is None:
             self.step_number += 1
             self.loss = self._loss
             return
+        loop, exchange = self._joined.loop, self._joined.exchange
         self._refuse_half_step()
         self._state.note_moving()
-        if self._tile is not None and not self._await_all(self._loop):
+        if self._tile is not None and not self._await_all(loop, exchange):
             return
         self._has_stepped = self._has_stepped or self._n_stepped > 0
         self.step_number += 1
         self._has_captured = False
-        number = self._loop.number
-        self._ledger.write_done(self.step_number, number, self.position(self.step_number))
+        self._ledger.write_done(self.step_number, loop.number, self.position(self.step_number))
         if self._environment.checks:
             self._write_state_hash()
-        self._loop.note_step()
-        self._save(self._loop)
-        assert self._exchange is not None
-        is_first, self._reported = self._reported != number, number
-        if is_first or self._exchange.rank == 0:
-            stepped = WorkerStepped(
-                chip=self._environment.chip,
-                step=self.step_number,
-                generation=number,
-                at=time.monotonic(),
-                leads=self._exchange.rank == 0,
-                first=is_first,
-                loss=None if self._samples is None else self.loss,
-                samples=0 if self._samples is None else self._samples.batch,
-                sums=(MEETING_SUM, *self._tile_sums()) if is_first else (),
-            )
-            coordinator_client().report(stepped)
+        loop.note_step()
+        self._save(loop)
+        is_first, self._reported = self._reported != loop.number, loop.number
+        if is_first or exchange.rank == 0:
+            self._report(loop.number, is_first=is_first, leads=exchange.rank == 0)
         if is_first and self._build is not None:
             # The modules of `fully_shard` refer to each other, so those before this generation
             # stay, with their parameters and groups, until they are collected. Up to now, the loss
             # of an earlier step may have referred to them as well.
             gc.collect()
+
+    def _report(self, generation: int, *, is_first: bool, leads: bool) -> None:
+        """Report a step to the observers."""
+        stepped = WorkerStepped(
+            chip=self._environment.chip,
+            step=self.step_number,
+            generation=generation,
+            at=time.monotonic(),
+            leads=leads,
+            first=is_first,
+            loss=None if self._samples is None else self.loss,
+            samples=0 if self._samples is None else self._samples.batch,
+            sums=(MEETING_SUM, *self._tile_sums()) if is_first else (),
+        )
+        coordinator_client().report(stepped)
 
     def _save(self, loop: WorkerLoop) -> None:
         """Begin to write this chip's part of a checkpoint, if one is due."""
@@ -428,16 +441,15 @@ class ElasticGroup:
         twins = (group for group in groups_of_ours() if isinstance(group, TwinGroup))
         return tuple(dict.fromkeys(size for group in twins for size in group.sum_sizes))
 
-    def _await_all(self, loop: WorkerLoop) -> bool:
+    def _await_all(self, loop: WorkerLoop, exchange: Exchange) -> bool:
         """Wait until all chips have done this step; return False if the mesh changed meanwhile.
 
         Others hold the rest of the state after it. If one of them has not done it, the step does
         not count, and so this chip keeps both states until the next generation begins.
         """
-        assert self._exchange is not None
         numbers = np.array([self._loss])
         loop.also = self.step_number + 1
-        if loop.attempt(functools.partial(self._exchange.sum, numbers.view(np.uint8), *_LOSS_SUM)):
+        if loop.attempt(functools.partial(exchange.sum, numbers.view(np.uint8), *_LOSS_SUM)):
             loop.also, self.loss = None, float(numbers[0])
             return True
         self._fail_over()
@@ -466,10 +478,9 @@ class ElasticGroup:
 
         The state is what it was before the step, or that of a chip that has done the step.
         """
-        loop = self._loop
-        if loop is None:
+        if self._joined is None:
             raise error
-        self._report_lost(loop)
+        self._report_lost(self._joined)
         self._expect_change(error)
         _log.info("chip %s: step %d failed: %s", self._environment.chip, self.step_number, error)
         _forget_frames(error)
@@ -546,25 +557,24 @@ class ElasticGroup:
             self._ledger.write_resume(*self._begin)
         client = coordinator_client()
         client.set_fingerprint(self._fingerprint())
-        self._exchange = exchange_of(self._environment)
-        self._exchange.on_interrupt = self._interrupt
-        self._transfer = StateTransfer(self, self._exchange)
-        catch_up = self._transfer.catch_up
+        exchange = exchange_of(self._environment)
+        exchange.on_interrupt = self._interrupt
+        transfer, parts = StateTransfer(self, exchange), None
         if self._tile is not None:
-            self._parts = PartTransfer(
-                self.chip, self._tile, self._transfer, settle=self.settle, take=self.take_state
+            parts = PartTransfer(
+                self.chip, self._tile, transfer, settle=self.settle, take=self.take_state
             )
-            catch_up = self._parts.catch_up
-        self._loop = WorkerLoop(
+        loop = WorkerLoop(
             self._environment.chip,
             self,
             client,
-            self._exchange,
+            exchange,
             self._self_injection,
-            catch_up=catch_up,
-            has_part=self._tile is not None,
+            catch_up=(parts or transfer).catch_up,
+            has_part=parts is not None,
         )
-        return self._loop
+        self._joined = _JoinedJob(loop, exchange, transfer, parts)
+        return loop
 
     def _new_ledger(self) -> Ledger:
         environment, failures = self._environment, WriteFailures(self._environment)
@@ -608,16 +618,15 @@ class ElasticGroup:
         is_away = news.turned_away or news.refused or news.failed or news.is_over
         return not is_same or bool(news.wait or is_away)
 
-    def _report_lost(self, loop: WorkerLoop) -> None:
+    def _report_lost(self, joined: _JoinedJob) -> None:
         """Report the peer that the first failed collective lost, if it knows one."""
         if self._group is None:
             return
-        assert self._exchange is not None
         for group in groups_of_ours():
             failure = group.failure
             if isinstance(failure, PeerLostError) and failure.rank is not None:
-                lost = self._exchange.mesh.live[group.world_rank(failure.rank)]
-                loop.report_lost(lost, str(failure))
+                lost = joined.exchange.mesh.live[group.world_rank(failure.rank)]
+                joined.loop.report_lost(lost, str(failure))
                 return
 
     def _expect_change(self, error: BaseException) -> None:
@@ -625,13 +634,11 @@ class ElasticGroup:
 
         Only an error that a collective may have raised is worth a wait.
         """
-        if not isinstance(error, RuntimeError | TransportError | OSError) and isinstance(
-            error, Exception
-        ):
-            wait_s = 0.0
-        else:
-            wait_s = _NEWS_S + self._environment.exchange_settings.link_timeout_s
-        deadline = time.monotonic() + wait_s
+        is_of_script = isinstance(error, Exception) and not isinstance(
+            error, RuntimeError | TransportError | OSError
+        )
+        link_timeout_s = self._environment.exchange_settings.link_timeout_s
+        deadline = time.monotonic() + (0.0 if is_of_script else _NEWS_S + link_timeout_s)
         while not self._is_outdated():
             if time.monotonic() >= deadline:
                 raise error
@@ -647,13 +654,14 @@ class ElasticGroup:
 
     def _regroup(self, enter: Callable[[], None]) -> None:
         """Enter a generation and make its process group; try again with the next if that fails."""
-        loop = self._loop
-        assert loop is not None
+        joined = self._joined
+        assert joined is not None
+        loop = joined.loop
         enter()
         while not loop.is_over:
             self._drop()
             try:
-                if self._form(loop):
+                if self._form(joined):
                     return
             except (RuntimeError, TransportError) as error:
                 self._expect_change(error)
@@ -668,10 +676,9 @@ class ElasticGroup:
         drop_group()
         self._store = None
 
-    def _form(self, loop: WorkerLoop) -> bool:
+    def _form(self, joined: _JoinedJob) -> bool:
         """Make the process group of the present generation; return False if it is over."""
-        exchange = self._exchange
-        assert exchange is not None
+        loop, exchange = joined.loop, joined.exchange
         self._is_interrupted = False
         settings = replace(
             settings_from(os.environ),
@@ -699,7 +706,8 @@ class ElasticGroup:
             self._check_in_tile(self._tile, exchange)
         if self._is_outdated():  # before there were the groups that `build` has made
             return False
-        if n_new and not loop.attempt(self._take_first_state, is_step=False):
+        take = functools.partial(self._take_first_state, joined)
+        if n_new and not loop.attempt(take, is_step=False):
             return False
         self._is_equal = True
         return True
@@ -709,17 +717,15 @@ class ElasticGroup:
         mine = next(each for each in box_tiling(mesh, tile).tiles if self.chip in each)
         self._state.check_in_tile([mesh.rank_of[chip] for chip in mine], format_shape(tile))
 
-    def _take_first_state(self) -> None:
+    def _take_first_state(self, joined: _JoinedJob) -> None:
         """Take the state of the first chip: objects that `build` has made may differ."""
-        assert self._loop is not None
-        assert self._transfer is not None
-        generation = self._loop.generation
+        generation = joined.loop.generation
         assert generation is not None
-        if self._parts is not None:
-            state = self._parts.first_states(generation, self.step_number)
+        if joined.parts is not None:
+            state = joined.parts.first_states(generation, self.step_number)
         else:
             go = Go(generation.number, self.step_number, generation.chips[:1])
-            state = self._transfer.exchanged(go, generation)
+            state = joined.transfer.exchanged(go, generation)
         if state is not None:
             self._state.load(state)
 
@@ -751,9 +757,9 @@ class ElasticGroup:
         self._ledger.close()
         if self._checkpoints is not None:
             self._checkpoints.finish()
-        if self._exchange is not None:
+        if self._joined is not None:
             coordinator_client().close()
-            self._exchange.close()
+            self._joined.exchange.close()
         self._is_interrupted = False  # the group and its store may be used after the job
 
     # The methods that `StateTransfer` calls: this class is its `TransferredReplica`.
@@ -783,8 +789,7 @@ class ElasticGroup:
         It may if this chip has never been up to date, and the job has done steps: then nobody goes
         on from what it has. From now on it says so: it has done steps, and has no state.
         """
-        is_fresh = self._loop is not None and self._loop.state_version == FRESH
-        if not is_fresh or step == 0 or self._build is not None:
+        if not self._is_fresh or step == 0 or self._build is not None:
             return False
         self.is_overwritten, self.step_number = True, step
         return True
@@ -830,8 +835,7 @@ class ElasticGroup:
         Raises:
             CheckpointDamageError: it cannot be read.
         """
-        is_fresh = self._loop is not None and self._loop.state_version == FRESH
-        if step == self.step_number and (is_fresh or self._checkpoints is None):
+        if step == self.step_number and (self._is_fresh or self._checkpoints is None):
             return
         assert self._checkpoints is not None, "no checkpoint was announced"
         self._whole = self._checkpoints.load(step)
@@ -847,3 +851,22 @@ def _forget_frames(error: BaseException | None) -> None:
     """
     while error is not None:
         error.__traceback__, error = None, error.__context__
+
+
+def _check_environment(environment: WorkerEnvironment) -> None:
+    """Raise InputError if a job was asked for what an elastic group cannot do."""
+    if found := [fault for fault in environment.faults if fault.is_in_loop]:
+        raise InputError(
+            f"--inject {found[0].words!r} needs a job of meshmend.train.Job or JaxJob; an "
+            "elastic group knows nothing of what its loop computes"
+        )
+    if environment.shares != "equal":
+        raise InputError(
+            f"{SHARES.name}={environment.shares} needs a meshmend.train.Job or a JaxJob; the "
+            "loop of an elastic group, or of a job of tiles, chooses its own samples"
+        )
+    if environment.check_shares:
+        raise InputError(
+            f"{CHECK_SHARES.name} needs a meshmend.train.Job or a JaxJob, whose chips hold "
+            "the whole model; an elastic group, or a job of tiles, cannot compute shares twice"
+        )
