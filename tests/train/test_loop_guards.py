@@ -40,6 +40,18 @@ def made(**options: Any) -> tuple[Any, Any, Any]:
     return model, optimizer, Job(model, optimizer, dataset, batch=8, steps=4, **options)
 
 
+def scheduled(scheduler: Any) -> tuple[Any, Any, Any, Any]:
+    """Return a model, its optimizer and scheduler, and a job on one chip that knows it."""
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 4, dtype=torch.float64)
+    dataset = torch.utils.data.TensorDataset(inputs, inputs.softmax(-1))
+    model = torch.nn.Linear(4, 4, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made_of = scheduler(optimizer)
+    job = Job(model, optimizer, dataset, batch=8, steps=3, also=[made_of])
+    return model, optimizer, made_of, job
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train on one chip, as a script without a launcher does."""
@@ -158,28 +170,34 @@ def test_a_scheduler_that_is_not_in_also_is_refused_before_the_first_step() -> N
     assert job.step_number == 0
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of")  # PyTorch's own, if it steps first
-@pytest.mark.parametrize("is_first", [False, True])
-def test_a_scheduler_that_the_loop_steps_is_refused(is_first: bool) -> None:
-    """A checkpoint of the step would not have it."""
-    model = torch.nn.Linear(4, 4, dtype=torch.float64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    dataset = torch.utils.data.TensorDataset(*[torch.ones(64, 4, dtype=torch.float64)] * 2)
-    job = Job(model, optimizer, dataset, batch=8, steps=3, also=[scheduler])
+@pytest.mark.filterwarnings("ignore:Detected call of")  # PyTorch's own
+def test_a_scheduler_that_the_loop_steps_before_the_job_is_refused() -> None:
+    """If the step does not count, nobody could say what the scheduler was before."""
+    model, _, scheduler, job = scheduled(lambda of: torch.optim.lr_scheduler.StepLR(of, 1))
 
     def loop() -> None:
         for batch in job:
             loss = loss_of(model, batch)
             loss.backward()
-            if is_first:
-                scheduler.step()
-            if job.step(loss):
-                scheduler.step()
+            scheduler.step()
+            job.step(loss)
 
-    with pytest.raises(InputError, match=r"must not step its StepLR.*register_step_post_hook"):
+    with pytest.raises(InputError, match=r"must not step its StepLR before.*post_hook"):
         loop()
-    assert job.step_number == (0 if is_first else 1)
+    assert job.step_number == 0
+
+
+def test_a_scheduler_that_the_loop_steps_after_the_job_is_that_of_plain_pytorch() -> None:
+    model, _, scheduler, job = scheduled(lambda of: torch.optim.lr_scheduler.StepLR(of, 1, 0.5))
+    rates = []
+    for batch in job:
+        loss = loss_of(model, batch)
+        loss.backward()
+        rates.append(scheduler.get_last_lr()[0])
+        job.step(loss)
+        scheduler.step()
+
+    assert rates == [0.1, 0.05, 0.025]
 
 
 def test_a_scheduler_that_needs_a_metric_is_stepped_by_the_loop() -> None:

@@ -234,6 +234,7 @@ class JobCore:
         self._sum_check: SumCheck | None = None
         self._second: int | None = None  # the rank of a share that is computed a second time
         self._finding: Finding | None = None  # why the step in flight does not count
+        self._compared_in = 0  # the last generation whose chips were compared after the last step
         self._right_until: int | None = None  # set while the state of all chips may be wrong
         self._on_wrong_result = settings.on_wrong_result or self._environment.on_wrong_result
         check_wrong_policy(self._on_wrong_result)
@@ -312,6 +313,8 @@ class JobCore:
                     self.calls.settle()
                 if loop is not None and loop.is_over:
                     break
+                if self.is_finished and not self._compare_at_last():
+                    continue
                 self._save()
                 if not self.is_finished:
                     if self._take_better_plans():
@@ -514,17 +517,18 @@ class JobCore:
             self.calls.forget(is_own_step=True)
         self._ledger.write_done(self.step_number, number, self._position)
         self._report(share.batch)
-        if self.is_finished:
-            self._compare_at_last()
         for callback in self.after_step:
             callback()
         return True
 
-    def _compare_at_last(self) -> None:
-        """Compare the states of all chips after the last step, unless the mesh changes now."""
+    def _compare_at_last(self) -> bool:
+        """Compare the states of all chips after the last step; return False if the mesh changed.
+
+        That is done once in each generation that the job may end in, so all chips do it or none.
+        """
         comparison, loop = self._comparison, self._loop
-        if comparison is None or loop is None:
-            return
+        if comparison is None or loop is None or self._compared_in == loop.number:
+            return True
         comparison.take()
         number = loop.number
 
@@ -533,6 +537,9 @@ class JobCore:
 
         if not loop.attempt(compare, is_step=False):
             loop.recover(after=number)
+            return False
+        self._compared_in = number
+        return True
 
     def inject(self, moment: Moment) -> None:
         """Inject the fault that is due at a moment of this step, if there is one."""

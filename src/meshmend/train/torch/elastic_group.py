@@ -70,7 +70,7 @@ from meshmend.train.torch.group_meeting import (
     meet,
 )
 from meshmend.train.torch.group_state import GroupState
-from meshmend.train.torch.learner import Stateful
+from meshmend.train.torch.loop_state import Stateful
 from meshmend.train.torch.tile_checkpoints import TileCheckpoints
 
 Build = Callable[[], Sequence[Stateful]]

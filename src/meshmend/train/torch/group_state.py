@@ -26,7 +26,8 @@ from meshmend.errors import InputError
 from meshmend.train.state.fingerprint import parameter_words
 from meshmend.train.state.state_tree import Part, Placement, map_state
 from meshmend.train.state.torch_state import TORCH, tensors_of
-from meshmend.train.torch.learner import Stateful, load_other_buffers, other_buffers
+from meshmend.train.torch.learner import load_other_buffers, other_buffers
+from meshmend.train.torch.loop_state import Stateful
 
 # torch's stubs lack half of what c10d offers.
 dist: Any = torch.distributed

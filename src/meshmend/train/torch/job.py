@@ -35,7 +35,8 @@ from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.fingerprint import SEED, job_fingerprint, parameter_words, sample_words
 from meshmend.train.state.resume import Resume
 from meshmend.train.state.torch_state import TORCH
-from meshmend.train.torch.learner import Models, Stateful, TorchLearner, one_module
+from meshmend.train.torch.learner import Models, TorchLearner, one_module
+from meshmend.train.torch.loop_state import Stateful
 from meshmend.train.torch.optimizers import Optimizers, optimizers_of
 
 
@@ -169,6 +170,7 @@ class Job(ChipJob):
                 seed_torch(self._core.step_seed)
                 self._learner.begin(share, self._core.start_sum)
                 yield batch
+                self._learner.end_turn(self._core.world_size)
         finally:
             self._source.close()
             self._learner.end()
@@ -210,7 +212,10 @@ class Job(ChipJob):
         """
         self._core.share_to_step_on()
         self._learner.gather(loss, weight, is_last=self._core.is_stopping)
-        return self._core.complete_step()
+        counts = self._core.complete_step()
+        if not counts:
+            self._learner.loop_state.keep()
+        return counts
 
     def evaluate(self, dataset: Any, scores: Callable[[Any], Any], *, batch: int = 64) -> Any:
         """Return the sum of `scores(samples)` over all samples of a data set, shared by the chips.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from numpy.typing import NDArray
@@ -17,24 +17,10 @@ from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.backward_watch import BackwardWatch
 from meshmend.train.torch.gradients import Bytes, Gradients
-from meshmend.train.torch.optimizers import (
-    Optimizers,
-    Schedulers,
-    SteppedOptimizers,
-    optimizers_of,
-)
+from meshmend.train.torch.loop_state import LoopState, Schedulers, Stateful, is_compared
+from meshmend.train.torch.optimizers import Optimizers, SteppedOptimizers, optimizers_of
 
 Models = torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
-
-
-class Stateful(Protocol):
-    """Anything whose state is part of the training, such as a learning-rate scheduler."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers and text."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Replace the state."""
 
 
 class TorchLearner:
@@ -75,6 +61,7 @@ class TorchLearner:
             self._stepped = SteppedOptimizers(named, scaler, has_masters=master_weights)
         self._optimizers = self.sharded or self._stepped
         self._also = (*also, *([scaler] if scaler else []))
+        self.loop_state = LoopState(named, self._also)
         self._parameter_names: dict[torch.Tensor, str] = {
             each: name for name, each in self._model.named_parameters()
         }
@@ -91,7 +78,6 @@ class TorchLearner:
         if self._guard is None:
             self._schedulers = Schedulers(self._named_optimizers, self._also)
             self._guard = register_optimizer_step_pre_hook(self._refuse_step)
-        self._check_schedulers()
         self._share, self._weight, self._max_norm = share, None, None
         self._forget_prepared()
         self._watch.begin(share.n_samples / share.batch, start)
@@ -109,15 +95,19 @@ class TorchLearner:
             yield
         finally:
             self._is_updating = False
-            self._note_schedulers()
+            if self._schedulers is not None:  # it is None on a chip that has never had samples
+                self._schedulers.note()
 
-    def _check_schedulers(self) -> None:
-        assert self._schedulers is not None, "the first step has begun"
-        self._schedulers.check()
+    def end_turn(self, n_chips: int) -> None:
+        """Look at what the loop did after the step, and undo it if the step did not count.
 
-    def _note_schedulers(self) -> None:
-        if self._schedulers is not None:
-            self._schedulers.note()
+        Raises:
+            InputError: it has stepped a scheduler, and chips without samples have no loop to do so.
+        """
+        assert self._schedulers is not None, "a step has begun"
+        self._schedulers.check_after_step(self._share.batch, n_chips)
+        self.loop_state.put_back()
+        self._schedulers.note()
 
     def _refuse_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Raise InputError if the loop steps an optimizer of the job by itself."""
@@ -148,7 +138,8 @@ class TorchLearner:
 
     def gather(self, loss: torch.Tensor, weight: float | None, *, is_last: bool) -> None:
         """Put this chip's gradients and loss, times its weight, into the payloads."""
-        self._check_schedulers()
+        assert self._schedulers is not None, "a step has begun"
+        self._schedulers.check_before_step()
         if self._share.n_samples < self._share.batch:
             self._watch.check_unchanged()
         self._watch.end()
@@ -284,7 +275,8 @@ class TorchLearner:
         self._optimizers.load_state_dict(state["optimizer"])
         for part, part_state in zip(self._also, state["also"], strict=True):
             part.load_state_dict(part_state)
-        self._note_schedulers()
+        if self._schedulers is not None:
+            self._schedulers.note()
 
     def n_state_bytes(self) -> int:
         """Return the bytes of the state that the optimizers keep on this chip."""
@@ -296,7 +288,7 @@ class TorchLearner:
 
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each tensor of the state by its name, and each plain value."""
-        also = [part.state_dict() if _is_compared(part) else {} for part in self._also]
+        also = [part.state_dict() if is_compared(part) else {} for part in self._also]
         return TORCH.digest_parts(self.state() | {"also": also})
 
     def part_name(self, name: str) -> str:
@@ -327,11 +319,6 @@ def load_other_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tenso
     for name, buffer in other_buffers(model).items():
         if name in buffers and buffers[name].shape == buffer.shape:
             buffer.copy_(buffers[name])
-
-
-def _is_compared(part: Stateful) -> bool:
-    """Whether an object's state is the same on all chips; a trainer's holds times and who leads."""
-    return bool(getattr(part, "is_compared", True))
 
 
 def _refuse_scaler(scaler: torch.amp.GradScaler | None, option: str) -> None:

@@ -8,7 +8,6 @@ float32 copies, and the parameters are the masters, rounded. A master is a part 
 state, under the name `master`: it is saved, sent and sharded as the rest of it.
 """
 
-import gc
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -251,75 +250,3 @@ def _in_float32(state: dict[str, Any]) -> dict[str, Any]:
         key: value.float() if isinstance(value, torch.Tensor) and value.dtype in _SHORT else value
         for key, value in state.items()
     }
-
-
-_STEP_IN_HOOK: Final = (
-    "step it in the optimizer: optimizer.register_step_post_hook(lambda *_: scheduler.step())"
-)
-
-
-class Schedulers:
-    """The schedulers of a job's optimizers, which must step with them.
-
-    A scheduler that the loop steps itself also steps after a step that did not count. One that
-    needs a metric cannot step earlier, and is let be.
-    """
-
-    def __init__(
-        self, optimizers: Mapping[str, torch.optim.Optimizer], also: Sequence[object]
-    ) -> None:
-        """Raise InputError if a scheduler of an optimizer is not part of the training state."""
-        # A scheduler wraps the `step` of its optimizer. Where none does, there is none to look for.
-        wrapped = [
-            each
-            for each in optimizers.values()
-            if getattr(each.step, "_wrapped_by_lr_sched", False)
-        ]
-        found = _schedulers() if wrapped else []
-        mine = [each for each in found if any(each.optimizer is other for other in wrapped)]
-        known = {id(each) for each in _parts_of(also, depth=3)}
-        for scheduler in mine:
-            if id(scheduler) not in known:
-                raise InputError(
-                    f"Job needs the {type(scheduler).__name__} of its optimizer in also, or a chip "
-                    "that joins, or a resumed job, has another learning rate: pass "
-                    f"also=[scheduler], and {_STEP_IN_HOOK}"
-                )
-        needs_metric = torch.optim.lr_scheduler.ReduceLROnPlateau
-        self._counted = [each for each in mine if not isinstance(each, needs_metric)]
-        self.note()
-
-    def note(self) -> None:
-        """Remember how often each has stepped: this is part of the state of the step."""
-        self._counts = [each.last_epoch for each in self._counted]
-
-    def check(self) -> None:
-        """Raise InputError if the loop has stepped a scheduler since."""
-        for scheduler, count in zip(self._counted, self._counts, strict=True):
-            if scheduler.last_epoch != count:
-                raise InputError(
-                    f"the loop over a Job must not step its {type(scheduler).__name__}: "
-                    "a step that does not count would step it too; "
-                    f"{_STEP_IN_HOOK}"
-                )
-
-
-def _schedulers() -> list[Any]:
-    """Return all schedulers of this process that are in use."""
-    gc.collect()  # or one that was replaced would count
-    return [each for each in gc.get_objects() if _is_scheduler(each)]
-
-
-def _is_scheduler(each: object) -> bool:
-    # Not `isinstance`: it asks objects for their class, and some answer with an import.
-    return issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)
-
-
-def _parts_of(objects: Sequence[object], depth: int) -> Iterator[object]:
-    """Yield objects and what they hold, as a scheduler of several schedulers does."""
-    for each in objects:
-        yield each
-        inner = list(vars(each).values()) if hasattr(each, "__dict__") else []
-        inner += each if isinstance(each, list | tuple) else []
-        if depth and not isinstance(each, torch.optim.Optimizer | torch.nn.Module):
-            yield from _parts_of(inner, depth - 1)

@@ -36,7 +36,7 @@ from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.resume import Resume
 from meshmend.train.torch.elastic_group import ElasticGroup, SampleTerms, elastic_group, retrying
 from meshmend.train.torch.job import seed_torch, torch_sample_words
-from meshmend.train.torch.learner import Stateful
+from meshmend.train.torch.loop_state import Stateful
 from meshmend.train.torch.tile_checkpoints import TileCheckpoints
 
 TILE_AXES = ("replicate", "shard")

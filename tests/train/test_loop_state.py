@@ -1,0 +1,134 @@
+"""What a loop changes after a step that did not count is undone, in all that the job knows."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from commanding import meshmend_run  # noqa: E402
+from meshmend.train.torch.loop_state import LoopState  # noqa: E402
+
+_SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda of: torch.optim.lr_scheduler.StepLR(of, 1, gamma=0.5),
+    "cosine": lambda of: torch.optim.lr_scheduler.CosineAnnealingLR(of, 9),
+    "cycle, with a momentum of its own": lambda of: torch.optim.lr_scheduler.OneCycleLR(
+        of, 0.5, total_steps=9
+    ),
+    "a row of two": lambda of: torch.optim.lr_scheduler.SequentialLR(
+        of,
+        [
+            torch.optim.lr_scheduler.LinearLR(of, 0.1, total_iters=3),
+            torch.optim.lr_scheduler.ExponentialLR(of, 0.9),
+        ],
+        milestones=[3],
+    ),
+    "plateau": lambda of: torch.optim.lr_scheduler.ReduceLROnPlateau(of, patience=0),
+}
+
+
+def made(rate: Any = 0.1) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2)
+    # Two groups: a scheduler changes both.
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": rate}]
+    return model, torch.optim.SGD(groups, lr=rate, momentum=0.9)
+
+
+def settings(optimizer: Any) -> list[dict[str, Any]]:
+    return [
+        {name: float(value) for name, value in group.items() if name in ("lr", "momentum")}
+        for group in optimizer.param_groups
+    ]
+
+
+def stepped(scheduler: Any, metric: float) -> None:
+    is_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    scheduler.step(*[metric] * is_metric)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of", "ignore:Please also save")  # PyTorch's own
+@pytest.mark.parametrize("name", _SCHEDULERS)
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_a_scheduler_goes_on_as_if_the_turn_had_not_been(name: str, is_tensor: bool) -> None:
+    rates = []
+    for turns in ([True] * 6, [True, False, True, True, False, False, True, True, True]):
+        _, optimizer = made(torch.tensor(0.1, dtype=torch.float64) if is_tensor else 0.1)
+        scheduler = _SCHEDULERS[name](optimizer)
+        state = LoopState({"": optimizer}, [scheduler])
+        seen = []
+        for at, counts in enumerate(turns):
+            if not counts:
+                state.keep()
+            stepped(scheduler, float(at if counts else 100))
+            state.put_back()
+            if counts:
+                seen.append(settings(optimizer))
+        rates.append(seen)
+
+    assert rates[0] == rates[1]
+
+
+def test_averages_and_rates_by_hand_are_put_back_only_after_a_step_that_did_not_count() -> None:
+    model, optimizer = made()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    state = LoopState({"": optimizer}, [average])
+    average.update_parameters(model)
+    state.keep()
+    with torch.no_grad():
+        model.weight += 1
+    average.update_parameters(model)
+    optimizer.param_groups[1]["lr"] = 7.0
+
+    state.put_back()
+
+    assert int(average.n_averaged) == 1
+    assert not torch.equal(average.module.weight, model.weight)
+    assert settings(optimizer)[1]["lr"] == 0.1
+    optimizer.param_groups[1]["lr"] = 7.0
+    state.put_back()  # the turn counted, so the loop meant it
+    assert settings(optimizer)[1]["lr"] == 7.0
+
+
+def test_what_is_not_the_same_on_all_chips_is_left_alone() -> None:
+    class Trainer:
+        is_compared = False
+
+        def state_dict(self) -> dict[str, Any]:
+            raise AssertionError
+
+        def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+            raise AssertionError
+
+    _, optimizer = made()
+    state = LoopState({"": optimizer}, [Trainer()])
+
+    state.keep()
+    state.put_back()
+
+
+def test_a_loop_that_steps_its_scheduler_needs_samples_on_all_chips(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import torch
+from meshmend.train import Job
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+dataset = torch.utils.data.TensorDataset(torch.ones(64, 4))
+job = Job(model, optimizer, dataset, batch=2, steps=3, also=[scheduler])
+for (inputs,) in job:
+    loss = model(inputs).mean()
+    loss.backward()
+    job.step(loss)
+    scheduler.step()
+""")
+
+    ended = meshmend_run("--elastic", "--mesh", "1x3", str(script))
+
+    assert ended.returncode == 1
+    assert "must not step its StepLR: a batch of 2 gives some of the 3 chips" in ended.stderr
+    assert "use a batch of at least 3, or step it in the optimizer" in ended.stderr
