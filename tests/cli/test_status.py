@@ -16,7 +16,7 @@ from rich.console import Console
 
 from meshmend.cli.main import run_line
 from meshmend.cli.status_view import picture
-from meshmend.membership.events import WorkerLeft
+from meshmend.membership.events import FabricMeasured, WorkerLeft
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord
 from meshmend.membership.job import JobFingerprint
@@ -87,6 +87,7 @@ def half_formed() -> JobStatus:
         steps_per_s=2.5,
         samples_per_s=160.0,
         planned=(12, 16),
+        fabric=FabricMeasured(6.15e6, 44e-6, 12e-6, 0),
         waits=(
             ChipsWait((waits,), (), "its board must be complete, but (1, 1, 1) is missing", 30.0),
             ChipsWait(tuple(members[:2]), (chips[2],), "the sum needs the gradients of all", 8.0),
@@ -108,6 +109,7 @@ def test_a_half_formed_mesh_shows_who_lives_who_waits_and_what_happened() -> Non
         "rate 2.5 steps/s, 160 samples/s",
         "generation 4 with 6 chips, without link:0,0,0-0,0,1",
         "plans ahead for the loss of 12 of 16 boards",
+        "fabric plans for reference; measured: 6.15MB/s,44us,12us",
         "1,1,0 waits, 30.00 s so far: its board must be complete, but (1, 1, 1) is missing",
         "1x1x2@0,0,0 wait for 0,1,0, 8.00 s so far: the sum needs the gradients of all",
         "62.00 s ago chip (1, 1, 1) is gone",

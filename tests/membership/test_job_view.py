@@ -5,6 +5,7 @@ from meshmend.membership.events import (
     ChipSlow,
     ChipsWaiting,
     Event,
+    FabricMeasured,
     FaultHappened,
     FaultRecovered,
     GenerationBegan,
@@ -210,6 +211,15 @@ def test_one_view_tells_who_trains_what_was_counted_and_what_is_over() -> None:
         ChipState.WAITING,
         ChipState.JOINING,
     ]
+
+
+def test_the_fabric_is_the_one_that_was_measured_last() -> None:
+    view, fabric = JobView(), FabricMeasured(6.15e6, 44e-6, 12e-6, 0)
+    assert view.fabric is None
+    view.take(0.0, FabricMeasured(1e6, 0.0, 0.0, 0))
+    view.take(1.0, fabric)
+
+    assert view.fabric == fabric
 
 
 def test_chips_and_links_are_slow_until_they_are_restored_or_gone() -> None:

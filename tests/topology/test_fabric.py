@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from meshmend.errors import InputError
-from meshmend.topology.fabric import FABRICS, Fabric, fabric
+from meshmend.topology.fabric import FABRICS, Fabric, fabric, figures_text, parse_fabric
 
 
 def test_every_machine_of_the_list_has_a_preset_with_a_source() -> None:
@@ -69,6 +69,16 @@ def test_impossible_figures_are_refused(figures: dict[str, Any], message: str) -
 
     with pytest.raises(InputError, match=message):
         Fabric(**(good | figures))
+
+
+@pytest.mark.parametrize("figures", ["6.15MB/s,44us,12us", "1.23GB/s,0s,1.2ns", "100B/s,2s,0s"])
+def test_figures_are_written_as_they_are_read(figures: str) -> None:
+    read = parse_fabric(figures)
+
+    written = figures_text(
+        read.link_bandwidth_bytes_per_s, read.hop_latency_s, read.message_overhead_s
+    )
+    assert written == figures
 
 
 def test_an_unknown_fabric_is_refused_with_the_names_there_are() -> None:

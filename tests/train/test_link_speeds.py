@@ -201,6 +201,8 @@ def test_a_link_that_was_found_slow_stays_known_through_a_loss_and_to_a_newcomer
     )
 
     assert result["finished"], result["why"]
+    (measured,) = of_kind(result, "fabric")
+    assert measured["link_bandwidth_bytes_per_s"] > 0
     (found,) = of_kind(result, "link-slow")
     assert (found["link"], found["speed"]) == ("link:0,0-0,1", 0.25)
     newcomer = (tmp_path / "speeds.0,1").read_text().split("\n")

@@ -19,6 +19,7 @@ from meshmend.pages.report.event_words import (
     change_words,
     chips_words,
     event_words,
+    fabric_words,
     rate_words,
     seconds,
 )
@@ -160,6 +161,11 @@ def _facts(status: JobStatus) -> Table:
     if status.planned is not None:
         n_planned, n_losses = status.planned
         facts.add_row("plans ahead", f"for the loss of {n_planned} of {counted(n_losses, 'board')}")
+    given = {group.fingerprint.fabric for group in status.arguments}
+    if status.fabric or given - {""}:
+        planned = f"plans for {', '.join(sorted(each or 'reference' for each in given))}"
+        measured = f"; measured: {fabric_words(status.fabric)}" if status.fabric else ""
+        facts.add_row("fabric", planned + measured)
     if status.slow:
         slow = ", ".join(f"{each.what} at {each.speed:g}" for each in status.slow)
         facts.add_row("slow", Text(f"{slow} of the others' speed", style="yellow"))

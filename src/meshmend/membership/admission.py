@@ -13,6 +13,7 @@ from meshmend.membership.events import (
     ChipRestored,
     ChipSlow,
     Event,
+    FabricMeasured,
     LinkRestored,
     LinkSlow,
     NonFiniteSum,
@@ -166,6 +167,7 @@ class Admission:
 def is_own_report(event: Event, chip: Chip) -> bool:
     """Whether a worker may report this event: of an allowed kind, and as its own chip."""
     told_by = WrongResult | StateMended | LinkSlow | LinkRestored | ChipSlow | ChipRestored
+    told_by |= FabricMeasured
     if isinstance(event, told_by):
         return event.by == chip
     kinds = WorkerStepped | WorkerSaved | WriteFailed | NonFiniteSum | StatesDiffer | WrongSum

@@ -74,6 +74,7 @@ class StatusKeeper:
             changes=view.last_changes(now),
             counts=view.counts(),
             slow=view.slow(),
+            fabric=view.fabric,
         )
 
     def _phase(self) -> JobPhase:

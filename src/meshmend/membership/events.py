@@ -286,6 +286,19 @@ class LinkRestored(_Kind, frozen=True, tag="link-restored"):
     by: ChipCoordinates = ()
 
 
+class FabricMeasured(_Kind, frozen=True, tag="fabric"):
+    """What the links of a job do, as its chips have measured it before `step`. Told by `by`.
+
+    The job plans for the fabric that it was given all the same.
+    """
+
+    link_bandwidth_bytes_per_s: Finite
+    hop_latency_s: Seconds
+    message_overhead_s: Seconds
+    step: Count
+    by: ChipCoordinates = ()
+
+
 class ChipSlow(_Kind, frozen=True, tag="chip-slow"):
     """A chip computes steadily slower than the others, at about this part of their speed.
 
@@ -433,6 +446,7 @@ Event = (
     | WrongSum
     | LinkSlow
     | LinkRestored
+    | FabricMeasured
     | ChipSlow
     | ChipRestored
     | StateMended

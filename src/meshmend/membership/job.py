@@ -44,7 +44,8 @@ class JobFingerprint(Value, frozen=True):
 
     `model` and `samples` are texts with counts and a digest: of the parameters' shapes and types,
     and of a few samples of the data set. `tile` is the shape of a replica of several chips, such as
-    2x2; it is empty if each chip holds all of the state.
+    2x2; it is empty if each chip holds all of the state. `fabric` is the one that was given to plan
+    for, if one was.
     """
 
     version: str
@@ -61,6 +62,7 @@ class JobFingerprint(Value, frozen=True):
     check_shares: Count = 0
     watch_links: bool = False
     shares: str = "equal"
+    fabric: str = ""
 
     def difference(self, other: "JobFingerprint") -> str:
         """Return in words the first argument in which a worker's fingerprint differs from this one.

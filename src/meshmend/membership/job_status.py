@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from meshmend.membership.events import ChipCoordinates, Event
+from meshmend.membership.events import ChipCoordinates, Event, FabricMeasured
 from meshmend.membership.generation import Generation, GenerationNumber
 from meshmend.membership.job import JobFingerprint
 from meshmend.transport.codec import Count, Finite, Seconds, Value
@@ -139,7 +139,7 @@ class JobStatus(Value, frozen=True):
     `version` and `uptime_s` are those of the process that answers. `step` is the last one that is
     known to be finished, `step_ago_s` how long ago that became known. `planned`: how many losses of
     a board have plans, and of how many. `coordinator_lost_s`: how long the worker that answers has
-    had no coordinator.
+    had no coordinator. `fabric`: what the chips have measured, if they did.
     """
 
     job: str
@@ -163,6 +163,7 @@ class JobStatus(Value, frozen=True):
     changes: tuple[PastChange, ...] = ()
     counts: JobCounts = JobCounts()
     slow: tuple[SlowPart, ...] = ()
+    fabric: FabricMeasured | None = None
 
     @property
     def n_steps(self) -> int | None:

@@ -146,6 +146,7 @@ class JobView:
         self.formed_at: float | None = None  # when the latest generation was formed
         self.planned: tuple[int, int] | None = None  # losses of a board with plans, and all
         self.stepped_at: float | None = None  # when the last step was reported
+        self.fabric: events.FabricMeasured | None = None  # as the chips have measured it
         self._slow: dict[str, float] = {}  # chips and links with less than the others' speed
         self._leader: Chip | None = None
         self._led_at = 0.0  # when the leader finished its last step, by its own clock
@@ -216,6 +217,8 @@ class JobView:
                 self._slow.pop(_slow_chip(event.chip), None)
             case events.LinkRestored(link=link):
                 self._slow.pop(link, None)
+            case events.FabricMeasured():
+                self.fabric = event
             case _:
                 pass
 

@@ -189,6 +189,14 @@ def fabric(name: str) -> Fabric:
     return FABRICS[name]
 
 
+def figures_text(
+    link_bandwidth_bytes_per_s: float, hop_latency_s: float, message_overhead_s: float
+) -> str:
+    """Return the figures of a fabric as `parse_fabric` reads them, with three digits each."""
+    times = format_time(hop_latency_s), format_time(message_overhead_s)
+    return ",".join((format_bandwidth(link_bandwidth_bytes_per_s), *times)).replace(" ", "")
+
+
 def parse_fabric(text: str) -> Fabric:
     """Return the preset of a name, or a fabric of your own figures: `6.15MB/s,44us,12us`.
 

@@ -88,6 +88,8 @@ SENTENCES = [
      "link:0,0-0,1 has 0.25 of the bandwidth; the job plans anew"),
     (events.LinkRestored("link:0,0-0,1", 1.0, 41, (0, 0)),
      "link:0,0-0,1 is as fast as the others again; the job plans anew"),
+    (events.FabricMeasured(6.15e6, 44e-6, 12e-6, 0, (0, 0)),
+     "the chips have measured their fabric: 6.15MB/s,44us,12us"),
     (events.ChipSlow((0, 1), 0.33, 41, (0, 0)),
      "chip (0, 1) computes at 0.33 of the others' speed; it gets a smaller share"),
     (events.ChipRestored((0, 1), 1.0, 41, (0, 0)),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from meshmend.membership.events import FabricMeasured
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.job import JobFingerprint
 from meshmend.membership.job_status import (
@@ -43,6 +44,7 @@ STATUS = JobStatus(
     arguments=(
         SharedArguments(JobFingerprint("0.1", 99, 64, 0, "constant", "m", "o", 5, "s"), (A, B, C)),
     ),
+    fabric=FabricMeasured(6.15e6, 44e-6, 12e-6, 0),
     counts=JobCounts(
         steps=7, samples=448, refusals=1, recoveries=(0, 1, 2, *[0] * 7, 1), recovery_s=401.25
     ),
@@ -73,6 +75,9 @@ def test_the_text_holds_what_the_status_says() -> None:
         "behind_chips": 1,
         "generation": 2,
         "longest_wait_seconds": 12.5,
+        "fabric_bandwidth_bytes": 6.15e6,
+        "fabric_hop_seconds": 44e-6,
+        "fabric_message_seconds": 12e-6,
         "refusals_total": 1,
         "sent_bytes_total": 3010,
         'link_sent_bytes_total{chip="0,0",peer="0,1"}': 1000,

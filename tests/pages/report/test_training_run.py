@@ -14,6 +14,7 @@ from meshmend.errors import InputError
 from meshmend.membership.events import (
     CoordinatorChanged,
     CoordinatorState,
+    FabricMeasured,
     FaultRecovered,
     SampleCounts,
     StateRestored,
@@ -21,6 +22,7 @@ from meshmend.membership.events import (
 )
 from meshmend.membership.faults.fault import FaultKind
 from meshmend.membership.moving_rate import MovingRate
+from meshmend.pages.report.training_page import training_page
 from meshmend.pages.report.training_run import RunFault, TrainingRun, samples_per_s, training_run
 from meshmend.pages.report.training_summary import train_summary
 from training_events import (
@@ -217,6 +219,14 @@ def test_summary_of_a_script_of_ones_own_does_not_guess_its_number_of_steps() ->
     run = run_of(start(steps=0), generation(1, 1, FULL), step(2, 1, 0.5), step(3, 2, 0.4))
 
     assert "steps     2 in 3.00 s" in train_summary(run)
+
+
+def test_summary_and_page_show_the_fabric_that_was_measured() -> None:
+    fabric = TimedEvent(2.5, FabricMeasured(6.15e6, 44e-6, 12e-6, 1))
+    run = run_of(start(), generation(1, 1, FULL), step(2, 1, 0.5), fabric, step(3, 2, 0.4))
+
+    assert "fabric    6.15MB/s,44us,12us, as measured" in train_summary(run)
+    assert "6.15MB/s,44us,12us" in training_page(run)
 
 
 def test_summary_of_a_run_cut_short_says_so() -> None:

@@ -10,6 +10,7 @@ from typing import Final
 from meshmend.membership import events
 from meshmend.membership.faults.fault import FaultKind
 from meshmend.membership.job_status import ChangeCause, FinishedChange
+from meshmend.topology.fabric import figures_text
 from meshmend.topology.failures import Chip, blocks_of
 from meshmend.units import counted, format_time
 
@@ -81,6 +82,8 @@ def event_words(event: events.Event) -> str:
             return f"{event.link} has {event.speed:g} of the bandwidth; the job plans anew"
         case events.LinkRestored():
             return f"{event.link} is as fast as the others again; the job plans anew"
+        case events.FabricMeasured():
+            return f"the chips have measured their fabric: {fabric_words(event)}"
         case events.ChipSlow():
             who, speed = f"chip {event.chip}", f"{event.speed:g}"
             return f"{who} computes at {speed} of the others' speed; it gets a smaller share"
@@ -192,6 +195,13 @@ def change_words(change: FinishedChange) -> str:
     """Return one sentence for a change of the chips that train, once it is over."""
     done = f"all {change.chips} chips have finished step {change.step}"
     return f"{done}, {seconds(change.took_s)} after {_CAUSES[change.cause]}"
+
+
+def fabric_words(event: events.FabricMeasured) -> str:
+    """Return the figures of a fabric as `--fabric` takes them."""
+    return figures_text(
+        event.link_bandwidth_bytes_per_s, event.hop_latency_s, event.message_overhead_s
+    )
 
 
 def seconds(time_s: float | None) -> str:

@@ -91,6 +91,17 @@ def _about_chips(status: JobStatus) -> Iterator[Family]:
         slow = [("", {"part": each.what}, each.speed) for each in status.slow]
         help_text = "The speed of each chip or link that is slower than the others, in theirs."
         yield Family("meshmend_slow_speed", "gauge", help_text, tuple(slow))
+    if (measured := status.fabric) is not None:
+        for name, what, value in (
+            (
+                "fabric_bandwidth_bytes",
+                "Bytes a second of a link",
+                measured.link_bandwidth_bytes_per_s,
+            ),
+            ("fabric_hop_seconds", "The latency of a hop", measured.hop_latency_s),
+            ("fabric_message_seconds", "The overhead of a message", measured.message_overhead_s),
+        ):
+            yield _gauge(name, f"{what}, as the chips have measured it.", value)
     longest_s = max((wait.since_s or 0.0 for wait in status.waits), default=0.0)
     yield _gauge("longest_wait_seconds", "The longest wait of a chip for another.", longest_s)
 

@@ -53,6 +53,7 @@ from meshmend.pages.draw.svg import (
 from meshmend.pages.report.event_words import (
     chips_words,
     event_words,
+    fabric_words,
     model_words,
     rate_words,
     restore_words,
@@ -132,6 +133,9 @@ def _figures(run: TrainingRun) -> str:
         headline("replicas", replicas, "bit for bit, at the end", mood=mood),
         headline("median recovery from faults", seconds(run.median_recovery_s), worst),
         headline("chips at work", _chips(run), f"of {run.mesh.n_chips}"),
+        headline("fabric", fabric_words(run.fabric), "measured: a link, a hop, a message")
+        if run.fabric
+        else "",
         headline("throughput", rate, "samples per second, faults included")
         if _has_samples(run)
         else "",

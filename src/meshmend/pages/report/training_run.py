@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.membership.events import (
+    FabricMeasured,
     GenerationBegan,
     RunEnded,
     RunStarted,
@@ -164,6 +165,12 @@ class TrainingRun:
     def unchecked(self) -> tuple[str, ...]:
         """What the ledgers could not prove, as sentences."""
         return self.end.unchecked if self.end else ()
+
+    @property
+    def fabric(self) -> FabricMeasured | None:
+        """What the chips have measured of their links; `None` if they did not."""
+        events = (timed.event for timed in self.other_events)
+        return next((each for each in events if isinstance(each, FabricMeasured)), None)
 
     @property
     def missing_checkpoints(self) -> tuple[int, ...]:

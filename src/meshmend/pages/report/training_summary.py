@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from meshmend.membership.events import FaultMissed
 from meshmend.pages.report.event_words import (
     event_words,
+    fabric_words,
     model_words,
     rate_words,
     restore_words,
@@ -31,6 +32,8 @@ def train_summary(run: TrainingRun) -> str:
         ],
         "recovery": _recovery(run),
     }
+    if run.fabric is not None:
+        figures["fabric"] = f"{fabric_words(run.fabric)}, as measured"
     if run.end is None:
         figures["end"] = "none: the run was stopped or still runs"
     lines = [f"{name:<10}{value}" for name, value in figures.items()]

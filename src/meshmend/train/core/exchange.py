@@ -25,12 +25,20 @@ from meshmend.planning.catalogue import (
     proved_short_sum,
     proved_spread,
 )
-from meshmend.planning.link_probes import LinkProbe, flood
+from meshmend.planning.link_probes import (
+    PIECE_BYTES,
+    TIMES_LONGER,
+    LinkProbe,
+    fabric_from,
+    fabric_probes,
+    flood,
+)
 from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans, planned_losses
 from meshmend.planning.plan_request import GATHER, SumSizes
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.spanning import Ends, point_to_point
+from meshmend.topology.fabric import Fabric
 from meshmend.topology.failures import Chip, SlowLink
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
@@ -52,6 +60,9 @@ _SIZE_BYTES = 8
 _CONNECT_S = 10.0
 _FIRST_GENERATION = 1
 _LOOK_EVERY_S: Final = 1.0  # for how many plans there are
+_SHORT_PROBE_S: Final = 0.005  # of those that measure the fabric; others take three times as long
+_LEAST_PIECES, _MOST_PIECES = 16, 128  # of it
+_N_REPETITIONS: Final = 5  # of which the fastest counts
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ class Exchange:
             sums_payloads=exchange_settings.sums_payloads,
             link_timeout_s=exchange_settings.link_timeout_s,
         )
+        self.measured_fabric: Fabric | None = None  # None: not by this chip
         # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
         self.on_interrupt: Callable[[], None] = lambda: None
         ahead = exchange_settings.plan_ahead
@@ -272,12 +284,15 @@ class Exchange:
     def look_at_links(self, known: str) -> tuple[SlowLink, ...]:
         """Return the links that have another speed than was known; all chips find the same ones.
 
-        The first look of a generation begins with the speeds that earlier ones have found. The job
+        The first look of a generation begins with the speeds that earlier ones have found, and
+        measures the fabric if no chip of it has done so before. The job
         goes on with the plans that it has until there are some for the speeds that are known now:
         `swap_plans` takes them.
         """
         if self._speeds is None:
             self._speeds = LinkSpeeds(self.mesh, known)
+            if not any(has for (has,) in self.gather_numbers([self.measured_fabric is not None])):
+                self.measured_fabric = self._measure_fabric()
             if self._speeds.mesh != self.mesh and self._sums:
                 self._seek_plans(self._speeds.mesh)
             # Those of a checkpoint are news to whoever watches the job.
@@ -285,7 +300,7 @@ class Exchange:
         if n_bytes := self._speeds.probe_bytes:
             self._work_since_look(self._speeds)  # that of the traffic
             every_link = replace(self.mesh, slow=frozenset())
-            self._run_probe(flood(every_link, "probe", 1, n_bytes))
+            self._ready(flood(every_link, "probe", 1, n_bytes))()
         mine = self._work_since_look(self._speeds)
         changed = self._speeds.conclude(self.gather_numbers(mine))
         if changed and self._sums:
@@ -299,11 +314,33 @@ class Exchange:
             work.append(done.get(seat, (0, 0)))
         return speeds.mine(work, time.monotonic_ns() // 1000)
 
-    def _run_probe(self, probe: LinkProbe) -> None:
+    def _measure_fabric(self) -> Fabric:
+        """Return what the links do; a probe takes as long as on the slowest chip, on all chips."""
+        n_pieces = _LEAST_PIECES
+        long_s = self._probe_times([self._ready(fabric_probes(self.mesh, n_pieces)[2])])[0]
+        rate = TIMES_LONGER * n_pieces * PIECE_BYTES / long_s
+        n_pieces = min(max(n_pieces, round(_SHORT_PROBE_S * rate / PIECE_BYTES)), _MOST_PIECES)
+        ready = [self._ready(probe) for probe in fabric_probes(self.mesh, n_pieces)]
+        times = [self._probe_times(ready) for _ in range(_N_REPETITIONS)]
+        return fabric_from(self.mesh, *map(min, zip(*times, strict=True)), n_pieces=n_pieces)
+
+    def _probe_times(self, ready: Sequence[Callable[[], None]]) -> list[float]:
+        """Run probes; telling each other how long one took, all begin the next one together."""
+        times = []
+        for run in ready:
+            begin = time.monotonic_ns()
+            run()
+            told = self.gather_numbers([time.monotonic_ns() - begin])
+            times.append(max(numbers[0] for numbers in told) / 1e9)
+        return times
+
+    def _ready(self, probe: LinkProbe) -> Callable[[], None]:
+        """Return what runs a probe."""
         schedule = probe.schedule
         program = self._with_seats(rank_program(schedule, hazards_of(schedule), self.rank))
         task = task_of(program, probe.n_bytes, dtype="uint8")
-        self._run(task, np.empty(probe.n_bytes, dtype=np.uint8))
+        payload = np.empty(probe.n_bytes, dtype=np.uint8)
+        return lambda: self._run(task, payload)
 
     def _seek_plans(self, mesh: Mesh) -> None:
         """Have plans made for a mesh of the same chips, whose links have other speeds."""

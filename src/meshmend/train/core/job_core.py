@@ -26,6 +26,7 @@ from meshmend.errors import (
 from meshmend.membership.events import (
     ChipRestored,
     ChipSlow,
+    FabricMeasured,
     LinkRestored,
     LinkSlow,
     WorkerStepped,
@@ -36,6 +37,7 @@ from meshmend.membership.faults.fault import Moment, Part
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import FRESH, Go
+from meshmend.planning.catalogue import fabric_in
 from meshmend.topology.failures import Chip
 from meshmend.train.core.bit_flips import flip_bit, flip_held
 from meshmend.train.core.chip_speeds import BY_SPEED, ChipSpeeds, check_shares_by
@@ -213,8 +215,13 @@ class JobCore:
         else:
             _claim_process()
             watch_links = self._environment.exchange_settings.watch_links
+            fabric = fabric_in(self._environment.exchange_settings.algorithm)
             told = structs.replace(
-                fingerprint(), check_shares=every, watch_links=watch_links, shares=shares
+                fingerprint(),
+                check_shares=every,
+                watch_links=watch_links,
+                shares=shares,
+                fabric=fabric.name if fabric else "",
             )
             coordinator_client().set_fingerprint(told)
             self._exchange = exchange_of(self._environment)
@@ -353,10 +360,25 @@ class JobCore:
 
     def _look_at_links(self) -> None:
         assert self._exchange is not None, "without a loop there are no links"
-        for each in self._exchange.look_at_links(self._links):
-            if self.rank == 0:
-                event = LinkRestored if each.speed == 1 else LinkSlow
-                report = event(str(each.link), each.speed, self.step_number, self.chip)
+        known = self._exchange.measured_fabric
+        changed = self._exchange.look_at_links(self._links)
+        reports: list[FabricMeasured | LinkSlow | LinkRestored] = []
+        measured = self._exchange.measured_fabric
+        if measured is not None and measured is not known:
+            reports.append(
+                FabricMeasured(
+                    measured.link_bandwidth_bytes_per_s,
+                    measured.hop_latency_s,
+                    measured.message_overhead_s,
+                    self.step_number,
+                    self.chip,
+                )
+            )
+        for each in changed:
+            event = LinkRestored if each.speed == 1 else LinkSlow
+            reports.append(event(str(each.link), each.speed, self.step_number, self.chip))
+        if self.rank == 0:
+            for report in reports:
                 coordinator_client().report(report)
 
     def _leave(self) -> None:

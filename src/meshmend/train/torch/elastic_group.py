@@ -41,6 +41,7 @@ from meshmend.membership.faults.fault import Moment
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.membership.messages import FRESH, Go
+from meshmend.planning.catalogue import fabric_in
 from meshmend.planning.environment import settings_from
 from meshmend.topology.failures import Chip, format_shape
 from meshmend.topology.text import parse_tile
@@ -588,6 +589,7 @@ class ElasticGroup:
     def _fingerprint(self) -> JobFingerprint:
         parameters, classes = self._state.words()
         terms = self._samples
+        fabric = fabric_in(self._environment.exchange_settings.algorithm)
         return JobFingerprint(
             version=__version__,
             steps=terms.steps if terms else 0,
@@ -600,6 +602,7 @@ class ElasticGroup:
             samples=terms.samples() if terms else NOT_COMPARED,
             framework="torch, with a process group",
             tile="" if self._tile is None else format_shape(self._tile),
+            fabric=fabric.name if fabric else "",
         )
 
     def _interrupt(self) -> None:
