@@ -54,7 +54,10 @@ pytestmark = needs("torch", "transformers", "sklearn")
         ("gpt --tile 5x5", "no tile of 5x5, as it is written, fits 4x4"),
         ("gpt --tile 2by2", "2by2"),
         ("gpt --tile 2x2 --batch 8", "--tile needs a sample for each chip"),
-        ("gpt --tile 2x2 --shard-optimizer", "got --shard-optimizer; leave it out"),
+        (
+            "gpt --tile 2x2 --shard-optimizer --set sharding.mirror_domain=row",
+            "got sharding.mirror_domain; leave it out",
+        ),
         (
             "gpt --tile 2x2 --set training.batch_policy=shrink",
             "got training.batch_policy shrink; leave it out",

@@ -45,7 +45,7 @@ def once(what):
 chip = os.environ["MESHMEND_CHIP"]
 inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).double()
 dist.init_process_group("meshmend")
-meshmend.torch.reconfigure(build=build, tile=TILE)
+meshmend.torch.reconfigure(build=build, tile=TILE, shard_optimizer={shared})
 for step in meshmend.torch.steps({steps}):
     while step == {gate} and mesh.size(0) < N_TILES:
         time.sleep(0.01)
@@ -65,7 +65,15 @@ for step in meshmend.torch.steps({steps}):
 """
 
 
-def loop(folder: Path, *, tile: str, n_tiles: int, gate: int = GATE, at_the_end: str = "") -> Path:
+def loop(
+    folder: Path,
+    *,
+    tile: str,
+    n_tiles: int,
+    gate: int = GATE,
+    at_the_end: str = "",
+    shared: bool = False,
+) -> Path:
     script = folder / "loop.py"
     script.write_text(
         LOOP.format(
@@ -75,6 +83,7 @@ def loop(folder: Path, *, tile: str, n_tiles: int, gate: int = GATE, at_the_end:
             gate=gate,
             steps=STEPS,
             at_the_end=at_the_end,
+            shared=shared,
         )
     )
     return script
@@ -153,13 +162,33 @@ def test_a_step_that_only_some_chips_have_done_counts_if_all_of_its_state_is_the
 
 
 @pytest.mark.slow
+def test_a_step_that_one_twin_lacks_is_done_again_where_twins_share_its_state(
+    tmp_path: Path,
+) -> None:
+    """All colours have done the step, but a share of each: it takes all twins to go on from it."""
+    dies = "if chip == '0,1' and step == 8 and once('died'): os._exit(9)"
+    fails = "if chip == '0,3' and step == 8 and once('failed'): raise RuntimeError('a sum')"
+    end = f"{dies}\n        {fails}"
+    script = loop(tmp_path, tile="1x2", n_tiles=4, gate=-1, at_the_end=end, shared=True)
+
+    ended = elastic(script, mesh="2x4")
+
+    assert check_losses(ended)[STEPS] == {3}
+    assert "generation 2: 6 chips from step 8 on" in ended.stderr
+    assert "is lost" not in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True], ids=["each has its state", "twins share it"])
 @pytest.mark.parametrize("moment", ["forward", "update", "recovery"])
-def test_a_chip_may_die_at_any_moment_of_a_step(tmp_path: Path, moment: str) -> None:
-    script = loop(tmp_path, tile="1x2", n_tiles=2)
+def test_a_chip_may_die_at_any_moment_of_a_step(
+    tmp_path: Path, moment: str, *, shared: bool
+) -> None:
+    script = loop(tmp_path, tile="1x2", n_tiles=3, shared=shared)
 
-    ended = elastic(script, f"kill 0,1 at 5 in {moment}", "repair 0,1 at 10", mesh="1x4")
+    ended = elastic(script, f"kill 0,1 at 5 in {moment}", "repair 0,1 at 10", mesh="1x6")
 
-    assert check_losses(ended)[STEPS] == {2}
+    assert check_losses(ended)[STEPS] == {3}
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def build(mesh):
 samples = model_and_samples()[1]
 job = TileJob(build, samples, tile={tile!r}, batch={batch}, steps={steps}, seed=3{more})
 for step in job:
-    while job.step_number == {gate} and job.mesh.size(0) < 2:
+    while job.step_number == {gate} and job.mesh.size(0) < {n_tiles}:
         time.sleep(0.01)
         meshmend.torch.reconfigure()
     with step as batch:
@@ -44,6 +44,7 @@ for step in job:
         step.backward(loss)
         torch.nn.utils.clip_grad_norm_(job.model.parameters(), 0.5)
         job.optimizer.step()
+    {after}
 if dist.get_rank() == 0:
     print(f"loss {{job.loss:.17g}}")
 classes = [type(each) for each in gc.get_objects()]
@@ -85,14 +86,25 @@ def script(
     shard: str = SHARD,
     tile: str = "1x2",
     gate: int = -1,
+    n_tiles: int = 2,
     batch: int = BATCH,
     steps: int = STEPS,
     more: str = "",
+    after: str = "",
 ) -> Path:
     (folder / "tile_job_samples.py").write_text(HELPER)
     path = folder / "train.py"
     path.write_text(
-        SCRIPT.format(shard=shard, tile=tile, gate=gate, batch=batch, steps=steps, more=more)
+        SCRIPT.format(
+            shard=shard,
+            tile=tile,
+            gate=gate,
+            n_tiles=n_tiles,
+            batch=batch,
+            steps=steps,
+            more=more,
+            after=after,
+        )
     )
     return path
 
@@ -103,7 +115,11 @@ def run(path: Path, *faults: str, mesh: str = "1x4", more: tuple[str, ...] = ())
     return meshmend_run("--elastic", "--mesh", mesh, *patience, *more, *inject, path)
 
 
-def undisturbed_loss(folder: Path) -> float:
+def saved(folder: Path, *, every: int) -> str:
+    return f", saving=Saving(Path({str(folder)!r}), every={every})"
+
+
+def undisturbed_loss(folder: Path, *, slower_from: int = STEPS) -> float:
     """The last loss of the same loop on one chip that has all of the model and of the batch."""
     names: dict[str, Any] = {}
     exec(HELPER, names)
@@ -111,6 +127,8 @@ def undisturbed_loss(folder: Path) -> float:
     optimizer, order = torch.optim.Adam(model.parameters(), lr=0.01), Order(N_SAMPLES, 3)
     loss = torch.zeros(())
     for step in range(STEPS):
+        if step == slower_from:
+            optimizer.param_groups[0]["lr"] = 0.005
         chosen = order.samples(step * BATCH, (step + 1) * BATCH)
         loss = names["loss_of"](model, default_collate([samples[at] for at in chosen]))
         optimizer.zero_grad()
@@ -139,6 +157,71 @@ def test_a_chip_is_killed_and_returns_and_the_loss_is_that_of_an_undisturbed_run
     assert re.findall(r"kept (.*)", ended.stdout) == ["2 layers and 3 groups"] * 4
 
 
+SHARED = ", shard_optimizer=True"
+COUNTED = """
+print("state", sum(each.n_state_bytes() for each in meshmend.train.torch.elastic_group
+                   .elastic_group()._shares.of.values()))
+"""
+
+
+def test_twins_share_the_state_of_their_optimizer(tmp_path: Path) -> None:
+    """Four twins of each colour: a tile is lost and returns; each keeps two of four shares."""
+    path = script(tmp_path, gate=16, n_tiles=4, more=SHARED)
+    path.write_text(path.read_text() + COUNTED)
+
+    ended = run(path, "kill 0,1 at 5", "repair 0,1 at 10", mesh="2x4")
+
+    assert ended.returncode == 0, ended.stderr
+    (found,) = re.findall(r"loss (\S+)", ended.stdout)
+    assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+    assert "0 lost, 0 repeated; replicas equal bit for bit" in ended.stderr
+    # Adam keeps two numbers of 8 bytes for each of 8 * 34 + 34 + 34 + 1 parameters.
+    sizes = [int(size) for size in re.findall(r"state (\d+)", ended.stdout)]
+    assert len(sizes) == 8
+    assert sum(sizes) == pytest.approx(2 * 16 * 341, rel=0.1)  # each twice, and counts of steps
+
+
+@pytest.mark.slow
+def test_a_share_that_died_with_its_mirror_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    """Of three twins two die at once. The chips that are left hold all weights, but not all of
+    the optimizer: they go back to step 6."""
+    path = script(tmp_path, more=saved(tmp_path / "kept", every=6) + SHARED)
+
+    ended = run(
+        path,
+        "kill 0,1 at 9",
+        "kill 0,3 at 9",
+        mesh="1x6",
+        more=("--set", "timing.holder_timeout=2"),
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "a part of the optimizers' state is lost" in ended.stderr
+    (found,) = re.findall(r"loss (\S+)", ended.stdout)
+    assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+    assert "0 lost, 0 repeated; replicas equal bit for bit; 3 steps done again" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", ["1x2", "2x1"])
+def test_what_twins_share_is_saved_and_resumed_with_and_without_sharing(
+    tmp_path: Path, tile: str
+) -> None:
+    kept = tmp_path / "kept"
+    first = run(
+        script(tmp_path, tile=tile, steps=12, more=saved(kept, every=6) + SHARED), mesh="2x3"
+    )
+    assert first.returncode == 0, first.stderr
+    for how, mesh, more in (("2x2", "2x2", ""), ("1x2", "1x6", SHARED)):
+        resumed = script(tmp_path, tile=how, more=f"{more}, resume={str(kept)!r}")
+
+        second = run(resumed, mesh=mesh)
+
+        assert second.returncode == 0, second.stderr
+        (found,) = re.findall(r"loss (\S+)", second.stdout)
+        assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+
+
 def test_a_chip_that_returns_with_other_samples_is_refused(tmp_path: Path) -> None:
     """As many, with the same seed: only the samples tell. The others wait until it is refused."""
     path = script(tmp_path)
@@ -159,14 +242,15 @@ def test_a_chip_that_returns_with_other_samples_is_refused(tmp_path: Path) -> No
     assert f"{STEPS} steps; samples: {STEPS * BATCH} used, 0 lost, 0 repeated" in ended.stderr
 
 
-def saved(folder: Path, *, every: int) -> str:
-    return f", saving=Saving(Path({str(folder)!r}), every={every})"
-
-
 def test_a_checkpoint_has_each_part_once_and_is_resumed_with_larger_tiles(tmp_path: Path) -> None:
-    """Two tiles of 1x2, of which one is lost; then one tile of 2x2 goes on."""
+    """Two tiles of 1x2, of which one is lost; then one tile of 2x2 goes on.
+
+    The learning rate that the loop sets after its last step belongs to the checkpoint of that step.
+    """
     kept = tmp_path / "kept"
-    first = run(script(tmp_path, steps=12, more=saved(kept, every=6)), "kill 0,3 at 8")
+    slower = "if job.step_number == 12: job.optimizer.param_groups[0]['lr'] = 0.005"
+    saving = saved(kept, every=6)
+    first = run(script(tmp_path, steps=12, more=saving, after=slower), "kill 0,3 at 8")
     assert first.returncode == 0, first.stderr
     files = sorted(path.name.partition(".")[0] for path in kept.glob("step-*/shard-*"))
     assert files == [*2 * ["shard-000-of-002"], *2 * ["shard-001-of-002"]]
@@ -178,6 +262,8 @@ def test_a_checkpoint_has_each_part_once_and_is_resumed_with_larger_tiles(tmp_pa
         name: tuple(each.shape) for name, each in wanted.items()
     }
 
+    wanted_loss = undisturbed_loss(tmp_path, slower_from=12)
+
     # Then one tile goes on, or several twins, which save as well.
     for tile, mesh, saves in (("2x2", "2x2", ""), ("1x2", "1x4", saved(tmp_path / "new", every=6))):
         more = f", resume={str(kept)!r}{saves}"
@@ -185,7 +271,7 @@ def test_a_checkpoint_has_each_part_once_and_is_resumed_with_larger_tiles(tmp_pa
 
         assert second.returncode == 0, second.stderr
         (found,) = re.findall(r"loss (\S+)", second.stdout)
-        assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+        assert float(found) == pytest.approx(wanted_loss, rel=0, abs=1e-9)
         assert f"samples: {12 * BATCH} used, 0 lost, 0 repeated" in second.stderr
 
 

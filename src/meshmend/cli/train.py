@@ -155,7 +155,7 @@ def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fa
     refused = {
         f"got {model}": model != "gpt",
         f"got --framework {what.framework}": what.framework != "torch",
-        "got --shard-optimizer": config.sharding.optimizer,
+        "got sharding.mirror_domain": bool(config.sharding.mirror_domain),
         "got --master-weights": what.master_weights,
         f"got --shares {config.job.shares}": config.job.shares != "equal",
         f"got training.batch_policy {what.batch_policy}": what.batch_policy != "constant",

@@ -567,6 +567,21 @@ class Membership:
         whole = (state for state in sorted(holders, reverse=True) if self._is_all(holders[state]))
         return next(whole, None)
 
+    def _held_by_most(self, version: int, chips: Iterable[Chip]) -> tuple[int, int]:
+        """Return the state of a version that most chips hold; if several are, the greatest.
+
+        A chip that has not done a step holds the state before it, and so do all others then: the
+        step counts nowhere. If it counts somewhere, all chips hold the state after it. Twins may
+        share what belongs to a state, so that it takes all of them to have it.
+        """
+        held: dict[tuple[int, int], list[Chip]] = {}
+        for chip in chips:
+            for state in self._states_of(chip):
+                if state[0] == version:
+                    held.setdefault(state, []).append(chip)
+        whole = [state for state, holders in held.items() if self._is_all(holders)]
+        return max(whole, key=lambda state: (len(held[state]), state))
+
     def _states_of(self, chip: Chip) -> tuple[tuple[int, int], ...]:
         return self.history.states_of(self.workers[chip].status)
 
@@ -588,6 +603,8 @@ class Membership:
             # would end it before a chip has read its checkpoint, and find the state lost again.
             return None if self._changes.reasons else self._begin_from_saved_state(self.generation)
         best = self._newest((chip, self._states_of(chip)) for chip in chips)
+        if best is not None and self._tile is not None:
+            best = self._held_by_most(best[0], chips)
         holders = tuple(chip for chip in chips if best in self._states_of(chip))
         if best is None or not self.history.is_holder(self.workers[holders[0]].status):
             if not self._has_witness(self.generation.chips) and not self._changes.reasons:

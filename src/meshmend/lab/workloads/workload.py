@@ -120,19 +120,24 @@ class Workload:
     def sum_sizes(self, config: JobConfig, n_chips: int) -> SumSizes:
         """Return the sizes of the sums and gathers of a step of so many chips."""
         if config.training.tile:
-            return self._tile_sums(parse_tile(config.training.tile))
+            tile = parse_tile(config.training.tile)
+            return self._tile_sums(tile, is_shared=config.sharding.optimizer)
         sums = Gradients(self._inherited, n_notes=n_notes_of(config)).sizes()
         if not config.sharding.optimizer:
             return sums
         shared = ShardedOptimizers({"": self.optimizer(self._inherited)})
         return (*sums, *shared.sum_sizes(n_chips))
 
-    def _tile_sums(self, tile: tuple[int, ...]) -> SumSizes:
-        """Return the sums between tiles: one for each block of the model, one for the rest."""
+    def _tile_sums(self, tile: tuple[int, ...], *, is_shared: bool) -> SumSizes:
+        """Return the sums between tiles: one for each block of the model, one for the rest.
+
+        Where twins share the optimizer there is one more, by which they gather all new weights.
+        """
         blocks = self._inherited.get_submodule("blocks").children()
         sizes = [sum(each.nbytes for each in block.parameters()) for block in blocks]
         rest = sum(each.nbytes for each in self._inherited.parameters()) - sum(sizes)
-        return tuple(dict.fromkeys(tile_sum(size, tile) for size in (*sizes, rest)))
+        gathered = [sum(sizes) + rest] if is_shared else []
+        return tuple(dict.fromkeys(tile_sum(size, tile) for size in (*sizes, rest, *gathered)))
 
     def fresh_state(self) -> dict[str, Any]:
         """Return the training state before the first step, without its progress."""
@@ -195,6 +200,7 @@ class Workload:
             axes=("replicate", "shard", "tensor") if what.tensor_parallel else TILE_AXES,
             saving=saving_of(config),
             resume=resume_of(config),
+            shard_optimizer=config.sharding.optimizer,
         )
         for step in job:
             with step as batch:

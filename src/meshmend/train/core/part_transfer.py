@@ -20,6 +20,7 @@ class PartTransfer:
     """One chip's part in giving their parts of the state to those that lack them.
 
     `settle(step)` makes the state that this chip holds that of a step: before it sends some of it.
+    `share(generation, state)` gets what twins share of it; `state` is what this chip will take.
     """
 
     def __init__(
@@ -30,19 +31,24 @@ class PartTransfer:
         *,
         settle: Callable[[int], None],
         take: Callable[[Any], None],
+        share: Callable[[Generation, Any | None], None] | None = None,
     ) -> None:
         self._chip, self._tile, self._transfer = chip, tile, transfer
-        self._settle, self._take = settle, take
+        self._settle, self._take, self._share = settle, take, share
 
     def catch_up(self, go: Go, generation: Generation) -> None:
         """Get the part of the state that this chip lacks, or send its own to twins that lack it.
 
         Raises:
             TransportError: the mesh has changed; a chip that had a state of the job has it still.
+            StateLostError: a part of what twins share is lost.
         """
         if self._chip in go.holders:
             self._settle(go.step)
-        if (state := self._exchanged(go, generation)) is not None:
+        state = self._exchanged(go, generation)
+        if self._share is not None:
+            self._share(generation, state)
+        if state is not None:
             self._take(state)
 
     def first_states(self, generation: Generation, step: int) -> Any | None:

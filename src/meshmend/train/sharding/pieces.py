@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from meshmend.train.sharding.update_shares import Span, aligned
+from meshmend.train.torch.local_tensors import first_element, local_of
 
 State = dict[str, Any]
 
@@ -31,7 +32,7 @@ class Piece(NamedTuple):
 
 
 class FlatParameters:
-    """The row of some parameters, in their order."""
+    """The row of some parameters, in their order; of a `DTensor`, of what this chip holds."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = list(parameters)
@@ -39,7 +40,7 @@ class FlatParameters:
         at = 0
         for parameter in self.parameters:
             self._begins.append(at)
-            at += aligned(parameter.nbytes)
+            at += aligned(local_of(parameter).nbytes)
         self.n_bytes = at
 
     def pieces(self, span: Span) -> list[Piece]:
@@ -48,7 +49,7 @@ class FlatParameters:
         found = []
         number = max(0, bisect_right(self._begins, low) - 1)
         while number < len(self._begins) and self._begins[number] < high:
-            begin, parameter = self._begins[number], self.parameters[number]
+            begin, parameter = self._begins[number], local_of(self.parameters[number])
             size = parameter.element_size()
             start = max(0, low - begin) // size
             stop = min(parameter.numel(), (high - begin) // size)
@@ -59,13 +60,19 @@ class FlatParameters:
 
     def values(self, piece: Piece) -> torch.Tensor:
         """Return a view of the elements of a piece."""
-        flat = self.parameters[piece.number].detach().view(-1)
+        flat = local_of(self.parameters[piece.number]).view(-1)
         return flat[piece.start : piece.stop]
+
+    def first(self, piece: Piece) -> int:
+        """Return the number of the first element of a piece in its whole parameter."""
+        return first_element(self.parameters[piece.number]) + piece.start
 
     def gradient(self, piece: Piece) -> torch.Tensor | None:
         """Return the gradients of a piece, or None if its parameter has none."""
         gradient = self.parameters[piece.number].grad
-        return None if gradient is None else gradient.reshape(-1)[piece.start : piece.stop]
+        if gradient is None:
+            return None
+        return local_of(gradient).reshape(-1)[piece.start : piece.stop]
 
     def bytes_in(self, payload: torch.Tensor, piece: Piece) -> torch.Tensor:
         """Return the place of a piece in a payload of the whole row, as its elements."""
@@ -78,7 +85,7 @@ class FlatParameters:
 def whole_state(state: Mapping[str, Any], parameter: torch.Tensor) -> State:
     """Return the state of a whole parameter as that of a piece, on the parameter's device."""
     return {
-        key: value.reshape(-1).to(parameter.device)
+        key: local_of(value).reshape(-1).to(parameter.device)
         if isinstance(value, torch.Tensor) and value.shape == parameter.shape and key not in _WHOLE
         else value
         for key, value in state.items()

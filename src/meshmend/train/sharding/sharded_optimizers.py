@@ -38,6 +38,7 @@ from meshmend.train.sharding.pieces import (
 from meshmend.train.sharding.update_shares import Span, Spans, UpdateShares, without
 from meshmend.train.state.state_tree import OwnedPieces
 from meshmend.train.state.torch_state import TORCH
+from meshmend.train.torch.local_tensors import local_of
 from meshmend.train.torch.optimizers import MASTER, check_no_masters, needs_master, part_name
 
 StateName = tuple[int, int]  # of the last update: the generation in which it was made, its step
@@ -77,7 +78,8 @@ class _PieceWork(NamedTuple):
 class ShardedOptimizers:
     """Optimizers by name whose state is sharded; a single one is called ''.
 
-    With `has_masters`, the state of parameters of 16 bits has their weights in float32.
+    With `has_masters`, the state of parameters of 16 bits has their weights in float32. Without
+    `calls_step`, a loop steps the optimizers itself, and so calls all their hooks.
 
     Raises:
         InputError: one cannot be sharded.
@@ -86,20 +88,25 @@ class ShardedOptimizers:
     skips_non_finite = False
 
     def __init__(
-        self, optimizers: Mapping[str, torch.optim.Optimizer], *, has_masters: bool = False
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        has_masters: bool = False,
+        calls_step: bool = True,
     ) -> None:
         self._optimizers = dict(optimizers)
         for each in self._optimizers.values():
             _check_elementwise(each)
-            _refuse_hooks(each)
+            if calls_step:
+                _refuse_hooks(each)
         self._steps = _PieceSteps(self._optimizers)
         parameters = [each for groups in self._steps.lists for group in groups for each in group]
         _check_parameters(parameters)
         self.flat = FlatParameters(parameters)
         self._has_masters = has_masters
         self.held: Spans = ()
-        self._own: Span = (0, 0)
-        self._states: dict[Piece, State] = {}
+        self.own: Span = (0, 0)
+        self.states: dict[Piece, State] = {}
         self._new_weights: torch.Tensor | None = None
         self._norms: SquaredNorms | None = None  # of the step in flight, over all chips
         self.name: StateName | None = None  # None before this chip has been in a generation
@@ -110,7 +117,7 @@ class ShardedOptimizers:
 
     def n_state_bytes(self) -> int:
         """Return the bytes of the state that this chip keeps now."""
-        return n_bytes_of(self._states.values())
+        return n_bytes_of(self.states.values())
 
     def sum_sizes(self, n_ranks: int) -> SumSizes:
         """Return the sizes of the sums and gathers of an update that so many ranks share.
@@ -141,7 +148,7 @@ class ShardedOptimizers:
         """
         if not self._steps.needs_norms:
             return None
-        self._norms = self._steps.squared_norms(self._kept(self.flat.pieces(self._own)), self.flat)
+        self._norms = self._steps.squared_norms(self._kept(self.flat.pieces(self.own)), self.flat)
         return self._norms
 
     @torch.no_grad()
@@ -153,10 +160,10 @@ class ShardedOptimizers:
         """
         self._steps.check_unchanged()
         payload = torch.empty(shares.gathered_bytes, dtype=torch.uint8)
-        payload[self._own[0] : self._own[1]] = 0  # padding between parameters
-        for pieces in self._batches(self.flat.pieces(self._own), shares.share_bytes):
+        payload[self.own[0] : self.own[1]] = 0  # padding between parameters
+        for pieces in self._batches(self.flat.pieces(self.own), shares.share_bytes):
             work = [
-                _PieceWork(piece, self.flat.values(piece).clone(), copied(self._states[piece]))
+                _PieceWork(piece, self.flat.values(piece).clone(), copied(self.states[piece]))
                 for piece in pieces
             ]
             self._steps.step(work, self.flat, self._norms, with_hooks=False)
@@ -186,13 +193,21 @@ class ShardedOptimizers:
         self._step_in_place(with_hooks=False)
 
     def _step_in_place(self, *, with_hooks: bool) -> None:
-        self._steps.step(self._kept(self._states), self.flat, self._norms, with_hooks=with_hooks)
+        self._steps.step(self._kept(self.states), self.flat, self._norms, with_hooks=with_hooks)
         self.name = self.tried or self.name
         self.begin()
 
+    @contextmanager
+    def on_pieces(self) -> Iterator[None]:
+        """Give the optimizers what this chip keeps for parameters, while a loop steps them."""
+        work = self._kept(self.states)
+        with self._steps.on(work, self.flat):
+            yield
+            self._steps.take_states(work)
+
     def _kept(self, pieces: Iterable[Piece]) -> list[_PieceWork]:
         """Return pieces that this chip keeps, to step on in place."""
-        return [_PieceWork(each, self.flat.values(each), self._states[each]) for each in pieces]
+        return [_PieceWork(each, self.flat.values(each), self.states[each]) for each in pieces]
 
     def _batches(self, pieces: Sequence[Piece], share_bytes: int) -> Iterator[list[Piece]]:
         batch: list[Piece] = []
@@ -211,14 +226,14 @@ class ShardedOptimizers:
     def packed_span(self, span: Span) -> Any:
         """Return the state of a span that this chip holds, as bytes."""
         pieces = self.flat.pieces(span)
-        return TORCH.packed([[*piece, cut_state(self._states, piece)] for piece in pieces])
+        return TORCH.packed([[*piece, cut_state(self.states, piece)] for piece in pieces])
 
     def receive(self, span: Span, data: Any) -> None:
         """Take the state of a span that another chip has sent."""
         for number, start, stop, state in TORCH.unpacked(data):
             piece = Piece(number, start, stop)
             device = self.flat.parameters[number].device
-            self._states[piece] = {
+            self.states[piece] = {
                 key: value.to(device) if is_by_element(value) else value
                 for key, value in state.items()
             }
@@ -226,12 +241,12 @@ class ShardedOptimizers:
 
     def drop(self) -> None:
         """Forget all states: they are not those that count."""
-        self.held, self._states, self._own = (), {}, (0, 0)
+        self.held, self.states, self.own = (), {}, (0, 0)
         self.begin()
 
     def renew_masters(self) -> None:
         """Take the master weights from the weights, which have come from another chip."""
-        for piece, state in self._states.items():
+        for piece, state in self.states.items():
             if MASTER in state:
                 state[MASTER] = self.flat.values(piece).float()
 
@@ -239,8 +254,8 @@ class ShardedOptimizers:
         """Keep the states of these spans and forget the others; all of them are held."""
         spans = tuple(span for span in (own, *mirrored) if span[0] < span[1])
         pieces = [piece for span in spans for piece in self.flat.pieces(span)]
-        self._states = {piece: cut_state(self._states, piece) for piece in pieces}
-        self._own, self.held = own, spans
+        self.states = {piece: cut_state(self.states, piece) for piece in pieces}
+        self.own, self.held = own, spans
 
     # The state as part of the training state.
 
@@ -252,7 +267,7 @@ class ShardedOptimizers:
         """Return a digest of each span that this chip keeps; owner and mirror have the same."""
         return {
             f"{low} to {high}": TORCH.digest(
-                {str(piece): self._states[piece] for piece in self.flat.pieces((low, high))}
+                {str(piece): self.states[piece] for piece in self.flat.pieces((low, high))}
             )
             for low, high in self.held
         }
@@ -263,13 +278,13 @@ class ShardedOptimizers:
 
     def saved_state(self) -> dict[str, Any]:
         """Return the settings, and the state of this chip's own share, for a checkpoint."""
-        own = {piece: cut_state(self._states, piece) for piece in self.flat.pieces(self._own)}
+        own = {piece: cut_state(self.states, piece) for piece in self.flat.pieces(self.own)}
         states, first = [], 0
         for lists in self._steps.lists:
             numbers = range(first, first + sum(map(len, lists)))
             shapes = [tuple(self.flat.parameters[number].shape) for number in numbers]
             pieces = [
-                (piece.number - first, piece.start, state)
+                (piece.number - first, self.flat.first(piece), state)
                 for piece, state in own.items()
                 if piece.number in numbers
             ]
@@ -306,10 +321,10 @@ class ShardedOptimizers:
             state = whole_state(given.get(parameter, {}), parameter)
             if self._has_masters and needs_master(parameter) and MASTER not in state:
                 state[MASTER] = self.flat.values(piece).float()
-            self._states[piece] = state
+            self.states[piece] = state
         for optimizer in self._optimizers.values():
             optimizer.state = defaultdict(dict)
-        self.held, self._own, self.name = (everything,), everything, None
+        self.held, self.own, self.name = (everything,), everything, None
 
 
 def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -335,7 +350,7 @@ def _by_parameter(
 def _refuse_state_dict(_optimizer: torch.optim.Optimizer) -> None:
     raise InputError(
         "this optimizer's state_dict would lack the state that is on other chips: the job has "
-        "shard_optimizer=True; save it with Job(saving=...)"
+        "shard_optimizer=True; save it with saving= of the job"
     )
 
 
@@ -363,7 +378,7 @@ class _PieceSteps:
         """Return what these pieces contribute to the squared norms of all parameters."""
         found = np.zeros((self._n_parameters, 2))
         number_of = {each.stepped: each.piece.number for each in work}
-        with self._on(work, flat):
+        with self.on(work, flat):
             for optimizer in self._optimizers:
                 if isinstance(optimizer, LAYERWISE):
                     for parameter, *squares in optimizer.squared_norms():
@@ -379,7 +394,7 @@ class _PieceSteps:
         with_hooks: bool,
     ) -> None:
         """Step on pieces, with the squared norms of all parameters if an optimizer needs them."""
-        with self._on(work, flat):
+        with self.on(work, flat):
             for optimizer in self._optimizers:
                 if isinstance(optimizer, LAYERWISE):
                     assert norms is not None, "the norms of this step are not known"
@@ -390,12 +405,17 @@ class _PieceSteps:
                 else:
                     _step_without_hooks(optimizer)
                     _round_masters(optimizer, work)
-                for each in work:
-                    if each.stepped in optimizer.state:
-                        each.state.update(optimizer.state[each.stepped])
+            self.take_states(work)
+
+    def take_states(self, work: Sequence[_PieceWork]) -> None:
+        """Take over what the optimizers have made of the states of pieces."""
+        for optimizer in self._optimizers:
+            for each in work:
+                if each.stepped in optimizer.state:
+                    each.state.update(optimizer.state[each.stepped])
 
     @contextmanager
-    def _on(self, work: Sequence[_PieceWork], flat: FlatParameters) -> Iterator[None]:
+    def on(self, work: Sequence[_PieceWork], flat: FlatParameters) -> Iterator[None]:
         """Give the optimizers pieces for parameters, and take them back."""
         for each in work:
             gradient = flat.gradient(each.piece)
@@ -466,7 +486,7 @@ def _check_parameters(parameters: list[torch.Tensor]) -> None:
     if len({id(each) for each in parameters}) != len(parameters):
         raise InputError("shard_optimizer needs each parameter in one group of one optimizer")
     for number, parameter in enumerate(parameters):
-        if not parameter.is_contiguous():
+        if not local_of(parameter).is_contiguous():
             raise InputError(
                 f"shard_optimizer needs contiguous parameters, but number {number}, of shape "
                 f"{tuple(parameter.shape)}, is not; call model.to(memory_format="

@@ -12,7 +12,7 @@ lacks is sent to it. Nobody forgets anything before all chips have what they nee
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -140,7 +140,8 @@ class ShardedUpdate:
         kept = [shares.kept(rank) for rank in range(shares.n_ranks)]
         moves = moves_to(kept, held)
         for batch in batches_of_moves(moves, _BATCH_BYTES):
-            self._move(batch)
+            for span, data in sent_states(exchange, batch, optimizers.packed_span):
+                optimizers.receive(span, data)
         if moves:
             self._replica.inject(Moment.REFILL)
         if moves or any(without(mine, keeps) for mine, keeps in zip(held, kept, strict=True)):
@@ -204,30 +205,34 @@ class ShardedUpdate:
         self._n_apart = n_apart
         return mirrors_of(domains)
 
-    def _move(self, moves: Sequence[Move]) -> None:
-        """Send and receive the states of some spans."""
-        rank, optimizers = self._exchange.rank, self._optimizers
-        sent = {
-            at: optimizers.packed_span(move.span)
-            for at, move in enumerate(moves)
-            if move.source == rank
-        }
-        lengths = np.zeros(len(moves), dtype=np.int64)
-        for at, data in sent.items():
-            lengths[at] = len(data)
-        self._exchange.sum(lengths.view(np.uint8), len(lengths), "int64")
-        cuts = [0, *np.cumsum(lengths).tolist()]
-        payload = np.empty(cuts[-1], dtype=np.uint8)
-        for at, data in sent.items():
-            payload[cuts[at] : cuts[at + 1]] = data
-        self._exchange.send_parts(payload, cuts, [(each.source, each.target) for each in moves])
-        for at, move in enumerate(moves):
-            if move.target == rank:
-                optimizers.receive(move.span, payload[cuts[at] : cuts[at + 1]])
-
     def _await_all(self) -> None:
         """Wait until every chip has received its states: only then may any chip forget others."""
         self._exchange.sum(np.zeros(8, dtype=np.uint8), 1, "int64")
+
+
+def sent_states(
+    exchange: Exchange, moves: Sequence[Move], packed: Callable[[Span], Any]
+) -> list[tuple[Span, Any]]:
+    """Send the states of some spans, as `packed` returns them; return what has come to this chip.
+
+    All chips call this alike.
+    """
+    rank = exchange.rank
+    sent = {at: packed(move.span) for at, move in enumerate(moves) if move.source == rank}
+    lengths = np.zeros(len(moves), dtype=np.int64)
+    for at, data in sent.items():
+        lengths[at] = len(data)
+    exchange.sum(lengths.view(np.uint8), len(lengths), "int64")
+    cuts = [0, *np.cumsum(lengths).tolist()]
+    payload = np.empty(cuts[-1], dtype=np.uint8)
+    for at, data in sent.items():
+        payload[cuts[at] : cuts[at + 1]] = data
+    exchange.send_parts(payload, cuts, [(each.source, each.target) for each in moves])
+    return [
+        (move.span, payload[cuts[at] : cuts[at + 1]])
+        for at, move in enumerate(moves)
+        if move.target == rank
+    ]
 
 
 def _span(bounds: Iterable[int]) -> Span:

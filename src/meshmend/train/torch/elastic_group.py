@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -35,10 +35,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend import __version__
 from meshmend.config import CHECK_SHARES, SHARES
-from meshmend.errors import InputError, PeerLostError, ResumeError, TransportError
+from meshmend.errors import (
+    InputError,
+    PeerLostError,
+    ResumeError,
+    StateLostError,
+    TransportError,
+)
 from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment
 from meshmend.membership.faults.fault_injector import SelfInjection
+from meshmend.membership.generation import Generation
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.membership.messages import FRESH, Go
 from meshmend.planning.catalogue import fabric_in
@@ -46,6 +53,8 @@ from meshmend.planning.environment import settings_from
 from meshmend.topology.failures import Chip, format_shape
 from meshmend.topology.text import parse_tile
 from meshmend.topology.tiles import box_colour, box_tiling
+from meshmend.torch.call_arguments import dist
+from meshmend.torch.group import MeshmendGroup
 from meshmend.torch.tile_groups import TwinGroup
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.part_transfer import PartTransfer
@@ -73,6 +82,12 @@ from meshmend.train.torch.group_meeting import (
 from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.loop_state import Stateful
 from meshmend.train.torch.tile_checkpoints import TileCheckpoints
+from meshmend.train.torch.twin_shares import (
+    Holding,
+    Received,
+    TwinShares,
+    receive_shares,
+)
 
 Build = Callable[[], Sequence[Stateful]]
 Arguments = ParamSpec("Arguments")
@@ -101,7 +116,12 @@ class SampleTerms:
         return {"seed": self.order.seed, "n_samples": self.order.n_samples}
 
 
-def reconfigure(*state: Stateful, build: Build | None = None, tile: str | None = None) -> None:
+def reconfigure(
+    *state: Stateful,
+    build: Build | None = None,
+    tile: str | None = None,
+    shard_optimizer: bool = False,
+) -> None:
     """Make the default process group one of all live chips, and the state the same on all.
 
     The first call joins the job. `state` is what changes from step to step: the model, the
@@ -111,7 +131,8 @@ def reconfigure(*state: Stateful, build: Build | None = None, tile: str | None =
 
     With `tile`, such as "2x2", a replica is a tile of several chips, and each holds a part of the
     state: `build` shards its model over `meshmend.torch.tiles(tile)`. Chips that are in no tile
-    wait. A chip that comes into a tile gets its part from a chip that has the same one.
+    wait. A chip that comes into a tile gets its part from a chip that has the same one. With
+    `shard_optimizer`, chips with the same part share the states of its optimizers, each kept twice.
 
     A later call needs no arguments. It returns at once if the group is as it should be, and waits
     for the coordinator's next generation if it is not.
@@ -121,7 +142,7 @@ def reconfigure(*state: Stateful, build: Build | None = None, tile: str | None =
         JobFailedError: no chip has a state to go on from.
         RefusedError: the coordinator refuses this worker.
     """
-    elastic_group().reconfigure(state, build, tile)
+    elastic_group().reconfigure(state, build, tile, shard_optimizer=shard_optimizer)
 
 
 def steps(n_steps: int) -> Iterator[int]:
@@ -211,6 +232,11 @@ class ElasticGroup:
         self._hooks: list[Any] = []
         self._build: Build | None = None
         self._tile: tuple[int, ...] | None = None
+        self._shards_optimizer = False
+        self._shares: TwinShares | None = None  # of the objects' optimizers, if twins share them
+        self._mirror_of: tuple[int, ...] = ()  # of the twins of this generation
+        self._received: list[Received] = []  # of these shares, for the objects of the next group
+        self._has_lost_state = False  # so that a checkpoint of this very step must be read
         self._taken: dict[str, Any] | None = None  # for the objects that `build` will make
         self._whole: dict[str, Any] | None = None  # a checkpoint, for the objects of the next group
         self._is_equal = False  # whether the chips have agreed on their first state
@@ -218,7 +244,9 @@ class ElasticGroup:
 
         # A job that hands out samples and saves checkpoints.
         self._samples: SampleTerms | None = None
+        self._has_settled = False  # whether a step came to count when the next generation began
         self._checkpoints: TileCheckpoints | None = None
+        self._saved_step = 0  # the last step of which a checkpoint was begun
         self._begin = (0, 0)  # its first step, and the position of that in the row of samples
         self._loss = 0.0  # this chip's part of the loss of the step in flight
         self.loss = 0.0  # of the last step; with tiles, what all chips have added up
@@ -271,6 +299,7 @@ class ElasticGroup:
         check_progress(progress, terms.progress)
         self._whole = whole
         self.step_number, self.loss = int(progress["step"]), progress["loss"] or 0.0
+        self._saved_step = self.step_number
         self._begin = self.step_number, int(progress["position"])
         if self.step_number > terms.steps:
             raise ResumeError(
@@ -294,7 +323,12 @@ class ElasticGroup:
         return 0 if self._samples is None else used + (step - begin) * self._samples.batch
 
     def reconfigure(
-        self, state: Sequence[Stateful], build: Build | None, tile: str | None = None
+        self,
+        state: Sequence[Stateful],
+        build: Build | None,
+        tile: str | None = None,
+        *,
+        shard_optimizer: bool = False,
     ) -> None:
         """Join the job, or the next generation; see `reconfigure` of this module."""
         if state and build is not None:
@@ -309,11 +343,18 @@ class ElasticGroup:
                     f"meshmend.torch.tiles({tile!r}) and return it"
                 )
             self._tile = parse_tile(tile)
+        if shard_optimizer and self._tile is None:
+            raise InputError(
+                "reconfigure(shard_optimizer=True) needs tile=, whose twins share the optimizer's "
+                "state, but did not get it; without tiles use meshmend.train.Job"
+            )
+        self._shards_optimizer = self._shards_optimizer or shard_optimizer
         if state or build is not None:
             self._adopt(state)
             self._build = build
         if self._environment.identity is None:
             self._rebuild()
+            self._keep_shares()
         elif self._loop is None:
             self._regroup(self._join().start)
         else:
@@ -331,12 +372,15 @@ class ElasticGroup:
         while not self.is_over:
             self._forget_rest()
             self.keep_up()
+            self._save()
             if self.step_number < n_steps:
                 self._capture()
                 yield self.step_number
             elif self._loop is None:
                 break
             elif not self.is_over:
+                if self._checkpoints is not None:
+                    self._checkpoints.finish()
                 self._is_finishing = True
                 self._regroup(self._loop.finish)
                 self._is_finishing = False
@@ -388,7 +432,6 @@ class ElasticGroup:
         if self._environment.checks:
             self._write_state_hash()
         loop.note_step()
-        self._save(loop)
         is_first, self._reported = self._reported != loop.number, loop.number
         if is_first or exchange.rank == 0:
             self._report(loop.number, is_first=is_first, leads=exchange.rank == 0)
@@ -413,10 +456,18 @@ class ElasticGroup:
         )
         coordinator_client().report(stepped)
 
-    def _save(self, loop: WorkerLoop) -> None:
-        """Begin to write this chip's part of a checkpoint, if one is due."""
-        if self._checkpoints is None or self._tile is None:
+    def _save(self) -> None:
+        """Begin to write this chip's part of a checkpoint of the last step, if one is due.
+
+        That is done at the top of the next turn of the loop: what the loop has changed after the
+        step, such as a learning rate by what it evaluated, belongs to it.
+        """
+        loop = self._loop
+        if self._checkpoints is None or self._tile is None or loop is None or loop.is_over:
             return
+        if self._saved_step == self.step_number:
+            return
+        self._saved_step = self.step_number
         assert loop.generation is not None
         self._checkpoints.save(
             self._whole_state,
@@ -425,9 +476,10 @@ class ElasticGroup:
             generation=loop.generation,
             mark=f"loss {self.loss.hex()}",
             is_last=self.is_finished,
+            is_shared=self._shares is not None,
         )
 
-    def _whole_state(self) -> dict[str, Any]:
+    def _whole_state(self, is_writer: bool) -> dict[str, Any]:
         assert self._samples is not None
         progress = {
             "step": self.step_number,
@@ -435,7 +487,8 @@ class ElasticGroup:
             "loss": self.loss,
             "stopped": False,
         }
-        return {**self._state.whole_state(), "progress": progress | self._samples.progress}
+        state = self._state.whole_state(has_parts=is_writer)
+        return {**state, "progress": progress | self._samples.progress}
 
     def _tile_sums(self) -> SumSizes:
         """Return the sums between tiles of a step that is done."""
@@ -453,10 +506,11 @@ class ElasticGroup:
         if loop.attempt(functools.partial(exchange.sum, numbers.view(np.uint8), *_LOSS_SUM)):
             loop.also, self.loss = None, float(numbers[0])
             return True
+        self._has_settled = False
         self._fail_over()
         if self.is_over:  # nobody will say any more whether the step counts
             self.settle(self.step_number)
-        else:
+        elif not self._has_settled:  # else it counts, and so does what the loop does after it
             self._capture()
             self._has_failed = True
         return False
@@ -467,7 +521,7 @@ class ElasticGroup:
         assert loop is not None
         if loop.also is not None and step == loop.also:
             self.step_number = step
-            self._has_stepped = True
+            self._has_stepped = self._has_settled = True
             self._ledger.write_done(step, loop.number, self.position(step))
         elif loop.also is not None:
             self._state.before.restore()
@@ -563,7 +617,14 @@ class ElasticGroup:
         transfer, parts = StateTransfer(self, exchange), None
         if self._tile is not None:
             parts = PartTransfer(
-                self.chip, self._tile, transfer, settle=self.settle, take=self.take_state
+                self.chip,
+                self._tile,
+                transfer,
+                settle=self.settle,
+                take=self.take_state,
+                share=functools.partial(self._receive_shares, exchange)
+                if self._shards_optimizer
+                else None,
             )
         loop = WorkerLoop(
             self._environment.chip,
@@ -597,7 +658,7 @@ class ElasticGroup:
             seed=terms.order.seed if terms else 0,
             policy="",
             model=parameters,
-            optimizer=classes,
+            optimizer=f"{classes}, shared between twins" if self._shards_optimizer else classes,
             dataset_length=terms.order.n_samples if terms else 0,
             samples=terms.samples() if terms else NOT_COMPARED,
             framework="torch, with a process group",
@@ -713,6 +774,7 @@ class ElasticGroup:
         if n_new and not loop.attempt(take, is_step=False):
             return False
         self._is_equal = True
+        self._keep_shares()
         return True
 
     def _check_in_tile(self, tile: tuple[int, ...], exchange: Exchange) -> None:
@@ -732,18 +794,81 @@ class ElasticGroup:
         if state is not None:
             self._state.load(state)
 
+    def _receive_shares(
+        self, exchange: Exchange, generation: Generation, state: dict[str, Any] | None
+    ) -> None:
+        """Get the states that this chip lacks of what it shares with its twins.
+
+        `state` is what it will take; None if it has that. What the beginning of a job is made of,
+        and what is read from a checkpoint, each chip makes or reads by itself.
+        """
+        tile = self._tile
+        assert tile is not None
+        will_take = self._taken if state is None else state
+        if self._whole is not None and state is None:
+            mine = Holding(is_all=True)
+        elif will_take is not None:
+            mine = Holding(is_all=bool(will_take.get(_READ)) or not will_take["objects"])
+        else:
+            mine = Holding(is_all=True) if self._shares is None else self._shares.holding
+        board = self._environment.board
+        try:
+            self._received, self._mirror_of = receive_shares(
+                exchange, generation, tile=tile, board=board, mine=mine, shares=self._shares
+            )
+        except StateLostError as lost:
+            if exchange.rank == 0:
+                _log.error("after step %d %s", self.step_number, lost)
+            self._has_lost_state = True
+            raise
+
+    def _take_shares(self, before: TwinShares | None, *, has_begun: bool) -> None:
+        """Let twins share the optimizers of new objects; a job that `has_begun` has their states.
+
+        Chips keep what they have until `_keep_shares`.
+        """
+        self._shares = TwinShares(self._state.optimizers)
+        self._state.share(self._shares.of)
+        if has_begun:
+            self._shares.take(before, self._received)
+        self._received, self._has_lost_state = [], False
+
+    def _keep_shares(self) -> None:
+        """Keep this chip's shares alone, once all chips have made their objects.
+
+        Raises:
+            RuntimeError, TransportError: the mesh has changed.
+        """
+        shares, world = self._shares, dist.group.WORLD if dist.is_initialized() else None
+        if shares is None or not isinstance(world, MeshmendGroup):
+            return
+        rows = [n_bytes for n_bytes, _ in shares.holding.rows]
+        told = torch.zeros((dist.get_world_size(), len(rows)), dtype=torch.int64)
+        told[dist.get_rank()] = torch.tensor(rows)
+        dist.all_reduce(told)
+        mesh = world.meshes[-1]
+        _, *inside = cast("tuple[int, ...]", mesh.get_coordinate())
+        line: Any = (slice(None), *inside)
+        twins = sorted(mesh.mesh[line].tolist())
+        # Without failures there are no mirrors.
+        mirror_of = self._mirror_of or tuple(range(len(twins)))
+        place = twins.index(dist.get_rank())
+        shares.keep(place, mirror_of, mesh.get_group(0), told.max(0).values.tolist())
+
     def _rebuild(self) -> None:
         """Tie the objects to the present group: make them anew, or give them the group."""
         if self._build is None:
             if self._group is not None:
                 self._state.use_default_group()
             return
-        held = self.state()
+        held, before = self.state(), self._shares if self._taken is None else None
         self._adopt(tuple(self._build()))
         if self._whole is not None:
             self._state.load_whole(self._whole)
         else:
             self._state.load(held)
+        if self._shards_optimizer:
+            self._take_shares(before, has_begun=bool(held["objects"]))
         self._taken = self._whole = None
 
     def _write_state_hash(self) -> None:
@@ -784,7 +909,9 @@ class ElasticGroup:
         """
         if self._whole is not None:
             return {"step": self.step_number, "objects": [], "moving": [], _READ: True}
-        return self._state.state(self.step_number) if self._taken is None else self._taken
+        if self._taken is not None:
+            return self._taken
+        return {**self._state.state(self.step_number), "saved": self._saved_step}
 
     def begin_overwriting(self, step: int) -> bool:
         """Whether the state that comes may be written over this chip's own, before all has come.
@@ -799,7 +926,8 @@ class ElasticGroup:
 
     def take_state(self, state: dict[str, Any]) -> None:
         """Replace all of this chip's state by that of another chip."""
-        self.is_overwritten, self._is_equal = False, True
+        self.is_overwritten, self._is_equal, self._has_settled = False, True, False
+        self._saved_step = int(state.get("saved", state["step"]))
         if self._loop is not None:
             self._loop.also = None
         if self._build is None:
@@ -838,11 +966,13 @@ class ElasticGroup:
         Raises:
             CheckpointDamageError: it cannot be read.
         """
-        if step == self.step_number and (self._is_fresh or self._checkpoints is None):
+        has_it = step == self.step_number and not self._has_lost_state
+        if has_it and (self._is_fresh or self._checkpoints is None):
             return
         assert self._checkpoints is not None, "no checkpoint was announced"
         self._whole = self._checkpoints.load(step)
         self.step_number, self._taken, self._is_equal = step, None, True
+        self._saved_step = step
         if self._loop is not None:
             self._loop.also = None
 

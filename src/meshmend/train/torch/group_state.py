@@ -12,7 +12,6 @@ before. The copies are kept from step to step, so that a step copies but allocat
 
 import math
 import random
-import sys
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -23,10 +22,12 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
+from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.fingerprint import parameter_words
 from meshmend.train.state.state_tree import Part, Placement, map_state
 from meshmend.train.state.torch_state import TORCH, tensors_of
 from meshmend.train.torch.learner import load_other_buffers, other_buffers
+from meshmend.train.torch.local_tensors import first_element, is_dtensor, local_of, own_box
 from meshmend.train.torch.loop_state import Stateful
 
 # torch's stubs lack half of what c10d offers.
@@ -53,6 +54,23 @@ class GroupState:
         self._leaf = _local_leaf if is_part else _plain_leaf
         self.before = StateBefore(self.objects)
         self._moving: set[str] = set()  # buffers that steps change
+        self._shared: dict[
+            int, ShardedOptimizers
+        ] = {}  # by the id of an optimizer that twins share
+
+    def share(self, optimizers: Mapping[torch.optim.Optimizer, ShardedOptimizers]) -> None:
+        """Leave the states of some optimizers to those who share them.
+
+        Raises:
+            InputError: there is a `GradScaler`, which may skip a step on some chips alone.
+        """
+        if any(map(is_scaler, self.objects)):
+            raise InputError(
+                "shard_optimizer needs steps that all chips do, but a GradScaler skips some; train "
+                "in bfloat16, or leave out shard_optimizer"
+            )
+        self._shared = {id(each): shared for each, shared in optimizers.items()}
+        self.before.shared = list(optimizers.values())
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -74,11 +92,21 @@ class GroupState:
 
         The tensors are those of the objects.
         """
-        states = [map_state(self._leaf, _state_of(each)) for each in self.objects]
+        states = [map_state(self._leaf, self._state_of(each)) for each in self.objects]
         return {"step": step, "objects": states, "moving": sorted(self._moving)}
 
-    def whole_state(self) -> dict[str, Any]:
+    def _state_of(self, each: Stateful) -> dict[str, Any]:
+        shared = self._shared.get(id(each))
+        return _state_of(each) if shared is None else shared.state_dict()
+
+    def _saved_state_of(self, each: Stateful) -> dict[str, Any]:
+        shared = self._shared.get(id(each))
+        return each.state_dict() if shared is None else shared.saved_state()
+
+    def whole_state(self, *, has_parts: bool = True) -> dict[str, Any]:
         """Return the state of a `Job` with the same model, as far as this chip holds it: for disks.
+
+        Without `has_parts` a twin writes this chip's part, all but what it owns of shared states.
 
         Raises:
             InputError: a chip's part of a tensor is none that a checkpoint knows, or there is more
@@ -95,10 +123,11 @@ class GroupState:
         state = {
             "model": model.state_dict(),
             "buffers": other_buffers(model),
-            "optimizer": optimizer.state_dict(),
-            "also": [each.state_dict() for each in others],
+            "optimizer": self._saved_state_of(optimizer),
+            "also": [self._saved_state_of(each) for each in others],
         }
-        return cast("dict[str, Any]", map_state(_part_leaf, state))
+        leaf = _part_leaf if has_parts else _no_part_leaf
+        return cast("dict[str, Any]", map_state(leaf, state))
 
     def load_whole(self, state: Mapping[str, Any]) -> None:
         """Take this chip's part of a whole state, of a checkpoint.
@@ -114,7 +143,7 @@ class GroupState:
             raise InputError("the checkpoint is of another model: its tensors have other names")
         with torch.no_grad():
             for name, value in state["model"].items():
-                _plain(like[name]).copy_(_own_part(like[name], value, name))
+                local_of(like[name]).copy_(_own_part(like[name], value, name))
         load_other_buffers(model, state.get("buffers", {}))
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         by_parameter = {
@@ -140,6 +169,8 @@ class GroupState:
         for each, its_state in zip(self.objects, state["objects"], strict=True):
             if isinstance(each, torch.nn.Module):
                 _load_module(each, its_state)
+            elif id(each) in self._shared:
+                self._shared[id(each)].load_state_dict(its_state)
             elif isinstance(each, torch.optim.Optimizer):
                 _load_optimizer(each, its_state)
             else:
@@ -161,7 +192,7 @@ class GroupState:
         states = [
             dict(each.named_parameters())
             if isinstance(each, torch.nn.Module)
-            else each.state_dict()
+            else self._state_of(each)
             for each in self.objects
         ]
         buffers = {name: each for name, each in self._buffers() if name not in self._moving}
@@ -273,9 +304,9 @@ def _load_module(module: torch.nn.Module, packed_state: dict[str, Any]) -> None:
     # What a chip holds of a `DTensor` is copied as it is: operations on one cost a millisecond each
     # when its mesh is new.
     like = module.state_dict()
-    plain = {name: value for name, value in state.items() if not _is_dtensor(like.get(name))}
+    plain = {name: value for name, value in state.items() if not is_dtensor(like.get(name))}
     for name in state.keys() - plain.keys():
-        _plain(like[name]).copy_(state[name])
+        local_of(like[name]).copy_(state[name])
     module.load_state_dict(plain, strict=len(plain) == len(state))
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name not in packed_state["frozen"])
@@ -313,7 +344,7 @@ def _as_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> di
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
 
     def formed(parameter: torch.Tensor, value: Any) -> Any:
-        is_alike = isinstance(value, torch.Tensor) and value.shape == _plain(parameter).shape
+        is_alike = isinstance(value, torch.Tensor) and value.shape == local_of(parameter).shape
         return _as(parameter, value) if is_alike else value
 
     kept = {
@@ -365,6 +396,7 @@ class StateBefore:
         self._gradients: dict[int, _Gradient] = {}  # by the parameter's id
         self._buffers: dict[str, torch.Tensor] = {}  # by their names in all modules
         self._scalers: list[dict[str, Any]] = []
+        self.shared: list[ShardedOptimizers] = []  # what twins share of the optimizers' states
 
     @torch.no_grad()
     def capture(self) -> None:
@@ -384,7 +416,9 @@ class StateBefore:
         for each in self._gradients.values():
             each.restore()
         pairs = [
-            (_plain(tensor), copy) for tensor, copy in self._copies.values() if not _is_odd(tensor)
+            (local_of(tensor), copy)
+            for tensor, copy in self._copies.values()
+            if not _is_odd(tensor)
         ]
         if pairs:
             torch._foreach_copy_([one for one, _ in pairs], [copy for _, copy in pairs])
@@ -406,7 +440,7 @@ class StateBefore:
         return {
             name
             for name, each in among.items()
-            if name not in before or not torch.equal(_plain(each), before[name])
+            if name not in before or not torch.equal(local_of(each), before[name])
         }
 
     def _copied(
@@ -416,7 +450,7 @@ class StateBefore:
         to, of = list[torch.Tensor](), list[torch.Tensor]()
         for tensor in tensors:
             known = old.get(id(tensor))
-            plain = _plain(tensor)
+            plain = local_of(tensor)
             if id(tensor) in copies:
                 continue
             if known is None or known[0] is not tensor or not _fits(known[1], plain):
@@ -440,6 +474,9 @@ class StateBefore:
                 yield from self._of_optimizer(each)
             else:
                 self._keep_other(each)
+        for shared in self.shared:
+            self._undo.append(_sets(shared.states, _rebuilt(shared.states)))
+            yield from tensors_of(list(shared.states.values()))
 
     def _of_module(self, module: torch.nn.Module) -> Iterator[torch.Tensor]:
         for each in module.modules():
@@ -505,7 +542,7 @@ class _Gradient:
         if gradient is None:
             return
         old = None if before is None else before._copy
-        if old is None or _is_dtensor(gradient) or not _fits(old, gradient):
+        if old is None or is_dtensor(gradient) or not _fits(old, gradient):
             self._copy = gradient.detach().clone()
         else:
             self._copy = old.copy_(gradient)
@@ -542,7 +579,7 @@ def _parameter_undo(parameter: torch.Tensor) -> Undo:
     needs_gradient, memory = parameter.requires_grad, parameter.detach()
 
     def undo() -> None:
-        if _plain(parameter).data_ptr() != _plain(memory).data_ptr():
+        if local_of(parameter).data_ptr() != local_of(memory).data_ptr():
             parameter.data = memory  # some optimizers exchange the memory instead of its content
         parameter.requires_grad_(needs_gradient)
 
@@ -575,15 +612,9 @@ def _rebuilt(state: Any) -> Any:
     return map_state(lambda leaf: leaf, state)
 
 
-def _is_dtensor(leaf: Any) -> bool:
-    # To import it takes a while, and where nobody has imported it there is none.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(leaf, module.DTensor)
-
-
 def _plain_leaf(leaf: Any) -> Any:
     """Return a leaf of a state; of a `DTensor`, what this chip holds, which must be all of it."""
-    if not _is_dtensor(leaf):
+    if not is_dtensor(leaf):
         return leaf
     local = leaf.to_local()
     if local.numel() != leaf.numel():
@@ -597,16 +628,15 @@ def _plain_leaf(leaf: Any) -> Any:
 
 def _local_leaf(leaf: Any) -> Any:
     """Return a leaf of a state; of a `DTensor`, what this chip holds."""
-    return leaf.to_local() if _is_dtensor(leaf) else leaf
+    return leaf.to_local() if is_dtensor(leaf) else leaf
 
 
 def _part_leaf(leaf: Any) -> Any:
     """Return a leaf of a state; of a `DTensor`, which elements of it this chip holds."""
-    if not _is_dtensor(leaf):
+    if not is_dtensor(leaf):
         return leaf
-    shape, (offsets, extents) = tuple(leaf.shape), _own_box(leaf)
+    shape, (_, extents), first = tuple(leaf.shape), own_box(leaf), first_element(leaf)
     sizes = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    first = sum(offset * size for offset, size in zip(offsets, sizes, strict=True))
     split = [axis for axis, extent in enumerate(extents) if extent != shape[axis]]
     if any(axis > 0 for axis in split[:-1]):
         raise InputError(
@@ -614,9 +644,16 @@ def _part_leaf(leaf: Any) -> Any:
             f"other, but one is {leaf.placements}; save it with torch.distributed.checkpoint"
         )
     if not split or split == [0]:
-        return Part(_plain(leaf), Placement(first, shape))
+        return Part(local_of(leaf), Placement(first, shape))
     run, stride = (of[split[-1]] * sizes[split[-1]] for of in (extents, shape))
-    return Part(_plain(leaf), Placement(first, shape, run, stride))
+    return Part(local_of(leaf), Placement(first, shape, run, stride))
+
+
+def _no_part_leaf(leaf: Any) -> Any:
+    """Return a leaf of a state; of a `DTensor`, no element: others have them."""
+    if not is_dtensor(leaf):
+        return leaf
+    return Part(local_of(leaf).reshape(-1)[:0], Placement(0, tuple(leaf.shape)))
 
 
 def _own_part(like: Any, whole: torch.Tensor, name: str) -> torch.Tensor:
@@ -626,33 +663,16 @@ def _own_part(like: Any, whole: torch.Tensor, name: str) -> torch.Tensor:
             f"the checkpoint is of another model: {name} has shape {tuple(whole.shape)} there and "
             f"{tuple(like.shape)} in this job"
         )
-    if not _is_dtensor(like):
+    if not is_dtensor(like):
         return whole
-    for axis, (offset, extent) in enumerate(zip(*_own_box(like), strict=True)):
+    for axis, (offset, extent) in enumerate(zip(*own_box(like), strict=True)):
         whole = whole.narrow(axis, min(offset, whole.shape[axis] - extent), extent)
     return whole.clone()  # so that not all of it stays in memory
 
 
-def _own_box(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where the part of a `DTensor` that this chip holds begins, and its shape."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offsets = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    held = tuple(tensor._local_tensor.shape)
-    if tuple(shape) != held:
-        raise InputError(
-            "a checkpoint of tiles needs to know which part of a tensor a chip has, but one is "
-            f"{tensor.placements}, of which this one has {held}; save it with "
-            "torch.distributed.checkpoint"
-        )
-    return tuple(offsets), held
-
-
 def _ranks_with_parts(tensor: Any) -> set[int]:
     """Return the ranks that hold a `DTensor` together with this one; none of a plain tensor."""
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return set()
     mesh, at = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     is_shared = [not placement.is_replicate() for placement in tensor.placements]
@@ -662,7 +682,7 @@ def _ranks_with_parts(tensor: Any) -> set[int]:
 
 def _as(like: Any, value: Any) -> Any:
     """Return a plain tensor in the form of another: as a `DTensor`, or as it is."""
-    if not _is_dtensor(like):
+    if not is_dtensor(like):
         return value
     if value.dtype == like.dtype and value.shape == like._local_tensor.shape:
         return type(like)(value, like._spec, requires_grad=False)
@@ -674,12 +694,6 @@ def _as(like: Any, value: Any) -> Any:
         shape=like.shape,
         stride=like.stride(),
     )
-
-
-def _plain(tensor: Any) -> torch.Tensor:
-    """Return the memory of a tensor: of a `DTensor`, what this chip holds of it."""
-    plain: torch.Tensor = tensor._local_tensor if _is_dtensor(tensor) else tensor
-    return plain.detach()
 
 
 def _is_odd(tensor: torch.Tensor) -> bool:

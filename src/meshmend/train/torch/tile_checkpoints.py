@@ -37,30 +37,37 @@ class TileCheckpoints:
 
     def save(
         self,
-        state: Callable[[], State],
+        state: Callable[[bool], State],
         *,
         step: int,
         tile: tuple[int, ...],
         generation: Generation,
         mark: str,
         is_last: bool,
+        is_shared: bool = False,
     ) -> None:
         """Begin to write this chip's part, if a checkpoint is due and no twin is to write it.
 
         Twins take turns: the first colour is written in the first tile, the next in the next.
+        `state(is_writer)` returns the state. If it `is_shared`, all chips write what they own of
+        it, and the writers their parts too.
         `mark` is a text that all chips have in common after this step, and after no other.
         """
         chip = self._environment.chip
         colour = box_colour(tile, chip)
         twins = [each for each in generation.chips if box_colour(tile, each) == colour]
-        if twins[colour % len(twins)] != chip:
+        is_writer = twins[colour % len(twins)] == chip
+        if not is_writer and not is_shared:
             return
+        shard, n_shards = colour, len(generation.chips) // len(twins)
+        if is_shared:
+            shard, n_shards = generation.chips.index(chip), len(generation.chips)
         self._saving.save(
-            state,
+            lambda: state(is_writer),
             step=step,
             generation=generation.number,
-            shard=colour,
-            n_shards=len(generation.chips) // len(twins),
+            shard=shard,
+            n_shards=n_shards,
             origin=lambda: Origin(
                 run=self._owner.run if self._owner else "",
                 term=generation.term,

@@ -54,7 +54,8 @@ class TileJob:
     `DataLoader` around one. A step uses `batch` samples over all chips together. They are shared
     along the first two axes of the mesh; chips along a third one, such as "tensor", see the same.
     `saving` writes checkpoints of the whole model, each part once. With `resume`, a folder of them
-    or "auto", the job begins with the newest one, whatever tiles it was written with.
+    or "auto", the job begins with the newest one, whatever tiles it was written with. With
+    `shard_optimizer`, chips with the same part share the optimizer's state of it, each kept twice.
     """
 
     @hides_frames
@@ -72,6 +73,7 @@ class TileJob:
         collate: Callable[[list[Any]], Any] | None = None,
         saving: Saving | None = None,
         resume: Resume = None,
+        shard_optimizer: bool = False,
     ) -> None:
         if policy != "constant":
             raise InputError(
@@ -81,7 +83,13 @@ class TileJob:
         data = JobData(dataset, collate)
         if data.n_samples is None:
             raise InputError("TileJob needs a data set with len() and [], but got a stream")
+        if shard_optimizer and saving is not None and len(axes) > len(TILE_AXES):
+            raise InputError(
+                "a job with tiles that saves what shard_optimizer shares needs two axes, but got "
+                f"{list(axes)}; leave out saving, shard_optimizer or the third axis"
+            )
         self._make, self._tile, self._axes = build, tile, tuple(axes)
+        self._shards_optimizer = shard_optimizer
         self._saving, self._resume = saving, resume
         self.steps, self.batch, self.seed = steps, data.batch_size(batch), seed
         self._order = Order(data.n_samples, seed)
@@ -122,7 +130,7 @@ class TileJob:
         checkpoints = TileCheckpoints(self._saving, self._resume, worker_environment())
         terms = SampleTerms(self._order, self.batch, self.steps, self._sample_words)
         group.count_samples(terms, checkpoints)
-        group.reconfigure((), self._build, self._tile)
+        group.reconfigure((), self._build, self._tile, shard_optimizer=self._shards_optimizer)
         try:
             for _ in group.steps(self.steps):
                 step = TileStep(self, group)

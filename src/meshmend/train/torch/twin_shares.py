@@ -1,0 +1,238 @@
+"""Optimizers whose state twins share: each chip keeps a share of what it needs, and a mirror's.
+
+Twins hold the same part of a model, one in each tile, and step it alike. With shared optimizers
+each twin steps only a share of that part, and one more that it mirrors, and then all gather the
+new weights. Optimizers see pieces of their parameters meanwhile, plain tensors: the loop calls
+`optimizer.step()` as ever, and hooks do the rest.
+
+A step that fails is undone as all of the elastic group's are, so nothing is tried here. When the
+mesh changes, chips say which spans of the row of parameters they hold the state of, and what a chip
+lacks is sent to it. Nobody forgets anything before all chips have made their objects.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed
+
+from meshmend.errors import InputError, StateLostError
+from meshmend.membership.generation import Generation
+from meshmend.topology.failures import Chip
+from meshmend.topology.tiles import box_colour
+from meshmend.train.core.byte_gather import gather_bytes
+from meshmend.train.core.exchange import Exchange
+from meshmend.train.sharding.layerwise import LAYERWISE
+from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
+from meshmend.train.sharding.sharded_update import sent_states
+from meshmend.train.sharding.update_shares import (
+    DEFAULT_DOMAINS,
+    Move,
+    Span,
+    Spans,
+    UpdateShares,
+    batches_of_moves,
+    counted_domains,
+    domains_of,
+    mirrors_of,
+    moves_to,
+    without,
+)
+from meshmend.train.state.state_tree import Bytes
+
+# torch's stubs lack half of what c10d offers.
+dist: Any = torch.distributed
+
+_BATCH_BYTES: Final = 64 << 20  # of parameters whose states move at the same time
+
+Row = tuple[int, Spans]  # the bytes of an optimizer's parameters here, and which have their state
+Received = tuple[int, Span, Bytes]  # the number of an optimizer, a span and its state
+
+
+class Holding(NamedTuple):
+    """What a chip has of the optimizers' states when a generation begins.
+
+    `is_all`: it makes or reads all of them by itself, and can send none. Else `rows` has one entry
+    for each optimizer; it is empty if the chip has nothing of the state that counts.
+    """
+
+    is_all: bool
+    rows: tuple[Row, ...] = ()
+
+
+class TwinShares:
+    """One chip's part in the optimizers of the present objects, in their order.
+
+    It begins with all of the states that the optimizers have.
+
+    Raises:
+        InputError: one cannot be shared.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.of: dict[torch.optim.Optimizer, ShardedOptimizers] = {}
+        self._stepping = ExitStack()
+        self._twins: Any = None  # their process group; None: this chip has no other
+        self._row_bytes: list[int] = []  # of each optimizer, the most of any colour
+        for optimizer in optimizers:
+            if isinstance(optimizer, LAYERWISE):
+                raise InputError(
+                    "shard_optimizer with tiles needs an optimizer that updates each element by "
+                    f"itself, such as AdamW, but got {type(optimizer).__name__}, which needs norms "
+                    "of whole tensors; leave out shard_optimizer"
+                )
+            self.of[optimizer] = ShardedOptimizers({"": optimizer}, calls_step=False)
+            optimizer.register_step_pre_hook(self._before_step)
+            handle = optimizer.register_step_post_hook(self._after_step)
+            # Before those of the loop, which see all of the new weights.
+            hooks: Any = vars(optimizer)["_optimizer_step_post_hooks"]
+            hooks.move_to_end(handle.id, last=False)
+
+    @property
+    def holding(self) -> Holding:
+        """What this chip has."""
+        return Holding(False, tuple((each.flat.n_bytes, each.held) for each in self.of.values()))
+
+    def take(self, before: "TwinShares | None", received: Sequence[Received]) -> None:
+        """Have what another one had, and what has come from other chips, and nothing else."""
+        mine = list(self.of.values())
+        for each in mine:
+            each.drop()
+        for each, other in zip(mine, before.of.values() if before else (), strict=False):
+            each.states, each.held = dict(other.states), other.held
+        for number, span, data in received:
+            mine[number].receive(span, data)
+
+    def keep(
+        self, place: int, mirror_of: Sequence[int], twins: Any, row_bytes: Sequence[int]
+    ) -> None:
+        """Keep this chip's share and those that it mirrors; `place` is its number among twins."""
+        for each in self.of.values():
+            shares = UpdateShares(each.flat.n_bytes, tuple(mirror_of))
+            each.keep(shares.owned(place), shares.mirrored(place))
+        self._twins = twins if len(mirror_of) > 1 else None
+        self._row_bytes = list(row_bytes)
+
+    def packed(self, number: int, span: Span) -> Bytes:
+        """Return the state of a span of an optimizer's parameters, as bytes."""
+        found: Bytes = list(self.of.values())[number].packed_span(span)
+        return found
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: Any, named: Mapping[str, Any]
+    ) -> None:
+        if any(each is not None for each in (*arguments[1:], *named.values())):
+            raise InputError(
+                "shard_optimizer needs optimizer.step() without a closure, but got one; compute "
+                "the gradients before it"
+            )
+        self._stepping = ExitStack()  # one that was left open was undone
+        self._stepping.enter_context(self.of[optimizer].on_pieces())
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._stepping.close()
+        if self._twins is None:
+            return
+        mine = self.of[optimizer]
+        flat, number = mine.flat, list(self.of).index(optimizer)
+        # A sum of disjoint parts is their concatenation.
+        payload = torch.zeros(
+            self._row_bytes[number], dtype=torch.uint8, device=flat.parameters[0].device
+        )
+        for piece in flat.pieces(mine.own):
+            flat.bytes_in(payload, piece).copy_(flat.values(piece))
+        dist.all_reduce(payload.view(torch.int32), group=self._twins)
+        for span in without([(0, flat.n_bytes)], mine.held):
+            for piece in flat.pieces(span):
+                flat.values(piece).copy_(flat.bytes_in(payload, piece))
+
+
+def mirrors_of_twins(
+    twins: Sequence[Chip], generation: Generation, board: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return which twin mirrors the share of each: one of another board, and of another host."""
+    hosts = {seat.chip: seat.address[0] for seat in generation.seats}
+    names = counted_domains(DEFAULT_DOMAINS, hosts)
+    return mirrors_of(domains_of(names, twins, hosts, board))
+
+
+def receive_shares(
+    exchange: Exchange,
+    generation: Generation,
+    *,
+    tile: tuple[int, ...],
+    board: tuple[int, ...],
+    mine: Holding,
+    shares: TwinShares | None,
+) -> tuple[list[Received], tuple[int, ...]]:
+    """Return the states that this chip lacks for its shares, and who mirrors whom of its twins.
+
+    All chips call this.
+
+    Raises:
+        TransportError: the mesh has changed.
+        StateLostError: no chip has the state of some share.
+    """
+    text = json.dumps([mine.is_all, mine.rows, board], separators=(",", ":"))
+    told = [json.loads(each) for each in gather_bytes(exchange, text.encode())]
+    holdings = [Holding(bool(is_all), tuple(map(_row, rows))) for is_all, rows, _ in told]
+    # Chips may be told of other boards: those of the first count.
+    chips, board = exchange.mesh.live, tuple(told[0][2])
+    moves = _moves(chips, holdings, generation, tile, board)
+    received: list[Received] = []
+    for number, of_one in moves:
+        for batch in batches_of_moves(of_one, _BATCH_BYTES):
+            states = sent_states(exchange, batch, partial(_packed, shares, number))
+            received += [(number, span, data) for span, data in states]
+    colour = box_colour(tile, chips[exchange.rank])
+    twins = [chip for chip in chips if box_colour(tile, chip) == colour]
+    return received, mirrors_of_twins(twins, generation, board)
+
+
+def _packed(shares: TwinShares | None, number: int, span: Span) -> Bytes:
+    assert shares is not None, "this chip has said that it has this state"
+    return shares.packed(number, span)
+
+
+def _moves(
+    chips: Sequence[Chip],
+    holdings: Sequence[Holding],
+    generation: Generation,
+    tile: tuple[int, ...],
+    board: tuple[int, ...],
+) -> list[tuple[int, list[Move]]]:
+    """Return what has to move, for each optimizer and colour; the same on all chips."""
+    ranks_of: dict[int, list[int]] = {}
+    for rank, chip in enumerate(chips):
+        ranks_of.setdefault(box_colour(tile, chip), []).append(rank)
+    found = []
+    for _, ranks in sorted(ranks_of.items()):
+        known = [holdings[rank].rows for rank in ranks if holdings[rank].rows]
+        mirror_of = mirrors_of_twins([chips[rank] for rank in ranks], generation, board)
+        if not known and not all(holdings[rank].is_all for rank in ranks):
+            raise StateLostError("no chip has the state of the optimizers in a part of the model")
+        for number, (n_bytes, _) in enumerate(known[0] if known else ()):
+            shares = UpdateShares(n_bytes, mirror_of)
+            needed: list[Spans] = [()] * len(chips)
+            held: list[Spans] = [()] * len(chips)
+            for place, rank in enumerate(ranks):
+                if not holdings[rank].is_all:
+                    needed[rank] = shares.kept(place)
+                    held[rank] = holdings[rank].rows[number][1] if holdings[rank].rows else ()
+            wanted = [span for spans in needed for span in spans]
+            if without(wanted, [span for spans in held for span in spans]):
+                raise StateLostError(
+                    "a part of the optimizers' state is lost: the chips that kept it and their "
+                    "mirrors are gone"
+                )
+            found.append((number, moves_to(needed, held)))
+    return found
+
+
+def _row(told: Any) -> Row:
+    n_bytes, spans = told
+    return int(n_bytes), tuple((int(low), int(high)) for low, high in spans)
