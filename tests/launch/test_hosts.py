@@ -30,6 +30,7 @@ from meshmend.launch.termination import exit_soon_after_signal
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord
 from meshmend.membership.messages import COORDINATOR
 from meshmend.membership.record_file import RecordFile, load_history
+from meshmend.planning.files import PlanFile, decode_plan
 from meshmend.planning.settings import Settings
 from meshmend.topology.mesh import Mesh
 from meshmend.train.data.audit import audit
@@ -204,6 +205,51 @@ def test_without_a_run_folder_plans_are_in_a_folder_of_the_host_while_the_job_ru
     assert coordinator.end() == 0
     assert not list(tmp_path.glob("tmp/*"))
     assert "plans ahead" not in told()
+
+
+TILES = """
+import sys, time, os
+import torch
+from torch.distributed.fsdp import fully_shard
+from meshmend.train import TileJob
+
+def build(mesh):
+    model = fully_shard(torch.nn.Linear(64, 64), mesh=mesh)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+job = TileJob(build, [(torch.ones(64),)] * 16, tile="1x2", batch=16, steps=400)
+for step in job:
+    with step as (inputs,):
+        job.optimizer.zero_grad()
+        step.backward(job.model(inputs).square().mean())
+        job.optimizer.step()
+    if not os.path.exists(sys.argv[3]):
+        time.sleep(0.2)
+os.write(1, b"finished\\n")
+"""
+
+
+@pytest.mark.slow  # the lowest priority waits for all other tests
+def test_the_first_worker_of_a_host_plans_the_sums_between_tiles_ahead(
+    job: OnLoopback, script: Path
+) -> None:
+    """They are known after the first step, and not when a chip enters a generation."""
+    script.write_text(TILES)
+    coordinator = job.coordinator()
+    workers = [job.worker(chip) for chip in ("0,0", "0,1", "1,0", "1,1")]
+
+    def told() -> str:
+        return coordinator.err + "".join(worker.err for worker in workers)
+
+    def plans() -> list[PlanFile]:
+        found = (job.run_dir / "plans").glob("*.json")
+        return [decode_plan(path.read_bytes(), path.name) for path in found]
+
+    until(lambda: any(plan.tiling is not None for plan in plans()), why=told)
+    job.gate.touch()
+
+    assert [worker.end() for worker in workers] == [0] * 4, told()
+    assert coordinator.end() == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

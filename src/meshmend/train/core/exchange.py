@@ -144,6 +144,11 @@ class Exchange:
         self._look_at = 0.0
 
     @property
+    def plans(self) -> Path | None:
+        """The folder of plans that are made ahead; None if nobody makes any."""
+        return self._plans
+
+    @property
     def address(self) -> Address:
         """Where this chip listens."""
         return self.transport.address

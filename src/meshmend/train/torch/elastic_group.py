@@ -435,6 +435,9 @@ class ElasticGroup:
         is_first, self._reported = self._reported != loop.number, loop.number
         if is_first or exchange.rank == 0:
             self._report(loop.number, is_first=is_first, leads=exchange.rank == 0)
+        if is_first and self._tile is not None:
+            # Only now the sums between tiles are known, and they go around what may fail next.
+            exchange.plan_ahead((*self.sum_sizes(), *self._tile_sums()))
         if is_first and self._build is not None:
             # The modules of `fully_shard` refer to each other, so those before this generation
             # stay, with their parameters and groups, until they are collected. Up to now, the loss
@@ -762,7 +765,7 @@ class ElasticGroup:
         self._group = init_group(settings, self._store, exchange.rank)
         if self._tile is not None:
             self._group.tile = self._tile
-            self._group.plans = self._environment.exchange_settings.plans
+            self._group.plans = exchange.plans
         if self._is_outdated():  # while there was no group to interrupt
             return False
         self._rebuild()
