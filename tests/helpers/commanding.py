@@ -128,6 +128,15 @@ def _import_all() -> None:
     plan(Mesh((2, 2)))
 
 
+@cache
+@without_garbage()
+def import_sharding() -> None:
+    """Import what sharded models need, which would take a second in each worker that has one."""
+    import torch.distributed.checkpoint.state_dict
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+
 def _become(path: Path, arguments: list[str], environment: dict[str, str]) -> None:
     code = 1
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from commanding import Ended, meshmend_run
+from commanding import Ended, import_sharding, meshmend_run
 
 STEPS = 24
 GATE = 16  # a step that waits until all tiles are there again
@@ -92,6 +92,7 @@ def loop(
 def elastic(script: Path, *faults: str, mesh: str) -> Ended:
     patience = ("--set", "timing.heartbeat_timeout=60")  # on a busy machine chips may be silent
     inject = [word for fault in faults for word in ("--inject", fault)]
+    import_sharding()
     return meshmend_run("--elastic", "--mesh", mesh, *patience, *inject, script)
 
 

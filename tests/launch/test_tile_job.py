@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from commanding import Ended, meshmend_run
+from commanding import Ended, import_sharding, meshmend_run
 from meshmend.train.data.samples import Order
 from meshmend.train.state.checkpoint_export import read_checkpoint
 
@@ -112,6 +112,7 @@ def script(
 def run(path: Path, *faults: str, mesh: str = "1x4", more: tuple[str, ...] = ()) -> Ended:
     patience = ("--set", "timing.heartbeat_timeout=60")  # on a busy machine chips may be silent
     inject = [word for fault in faults for word in ("--inject", fault)]
+    import_sharding()
     return meshmend_run("--elastic", "--mesh", mesh, *patience, *more, *inject, path)
 
 

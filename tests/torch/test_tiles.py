@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from commanding import Ended, meshmend_run
+from commanding import Ended, import_sharding, meshmend_run
 
 torch = pytest.importorskip("torch")
 
@@ -309,4 +309,5 @@ def test_what_else_trains_on_tiles(level: str, tmp_path: Path) -> None:
 def run(folder: Path, script: str, mesh: str, *arguments: str, **variables: str) -> Ended:
     path = folder / "script.py"
     path.write_text(script, encoding="utf-8")
+    import_sharding()
     return meshmend_run(*mesh.split(), path, *arguments, **variables)
