@@ -271,3 +271,15 @@ def test_rings_go_without_delays_where_these_cost_time() -> None:
 
     assert result.ratio(result.winner) <= 1.33
     assert result.winner.pipeline.skew == 0
+
+
+def test_trees_from_everywhere_keep_links_of_a_broken_torus_busy_from_the_start() -> None:
+    """Trees from few roots took 1.92 times the limit."""
+    mesh = parse_mesh("14x9", wrap="all", fail=["link:0,3-0,4", "link:4,0-4,8", "link:9,6-10,6"])
+    choice = choose(mesh, fabric("wormhole-galaxy"), 512e3)
+
+    found = compared(mesh, fabric("wormhole-galaxy"), 512e3, ["auto"])
+
+    assert choice.shape is not None
+    assert choice.shape.rooted
+    assert found.ratio(found.winner) < 1.72

@@ -53,7 +53,7 @@ def test_owners_load_the_channels_of_a_slow_link_less() -> None:
     mesh = TORUS.slowed("link:0,0-0,1=0.25", "link:2,1-3,1=0.5")
     each = rooted_chunks_each(mesh, both_ways=False)
 
-    packing = rooted_packing(mesh, chunks_each=each, both_ways=False)
+    packing = rooted_packing(mesh, n_trees=each * mesh.n_live, both_ways=False)
 
     fewest = each * 31 / min(mesh_figures(mesh).capacities)
     assert packing.slowest_load(mesh, up_alone=True) * packing.n_trees <= 1.15 * fewest

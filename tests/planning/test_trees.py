@@ -52,7 +52,7 @@ def test_it_is_right_and_free_of_deadlock_on_any_connected_mesh(
     if collective is Collective.ALLREDUCE:
         schedule = tree_schedule(tree_packing(mesh, n_trees=n_trees), collective)
     else:
-        packing = rooted_packing(mesh, chunks_each=n_trees, both_ways=True)
+        packing = rooted_packing(mesh, n_trees=n_trees * mesh.n_live, both_ways=True)
         schedule = owner_tree_schedule(packing, collective)
 
     placement = placed(mesh, schedule)

@@ -43,14 +43,25 @@ def most_behind_a_link(mesh: Mesh) -> float:
 def test_trees_span_the_mesh_from_their_owners_over_links(
     mesh: Mesh, chunks_each: int, both_ways: bool
 ) -> None:
-    packing = rooted_packing(mesh, chunks_each=chunks_each, both_ways=both_ways)
+    packing = rooted_packing(mesh, n_trees=chunks_each * mesh.n_live, both_ways=both_ways)
 
-    assert np.array_equal(packing.roots, owner_order(mesh.n_live, chunks_each))
+    assert np.array_equal(packing.roots, owner_order(mesh.n_live, chunks_each * mesh.n_live))
     assert np.bincount(packing.roots).tolist() == [chunks_each] * mesh.n_live
     tree, rank = np.nonzero(packing.parents >= 0)
     beside = mesh.neighbor_ranks[rank]
     assert (beside == packing.parents[tree, rank][:, None]).any(axis=1).all()
     assert len(rank) == chunks_each * mesh.n_live * (mesh.n_live - 1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(connected_meshes(min_side=2), st.integers(1, 40))
+def test_any_number_of_trees_has_roots_all_over_the_mesh(mesh: Mesh, n_trees: int) -> None:
+    packing = rooted_packing(mesh, n_trees=n_trees, both_ways=True, slack=0)
+
+    counts = np.bincount(packing.roots, minlength=mesh.n_live)
+    assert counts.max() - counts.min() <= 1
+    for owner, hops in zip(packing.roots, packing.hops, strict=True):
+        assert np.array_equal(hops, distances_from_any(mesh, np.array([owner])))
 
 
 @settings(max_examples=40, deadline=None)
@@ -63,7 +74,7 @@ def test_no_channel_carries_more_than_the_sparsest_cut_needs(
     mesh = largest_part(whole.without(failed)) if failed else whole
     chunks_each = rooted_chunks_each(mesh, both_ways=False)
 
-    load = rooted_packing(mesh, chunks_each=chunks_each, both_ways=False).most_trees_up
+    load = rooted_packing(mesh, n_trees=chunks_each * mesh.n_live, both_ways=False).most_trees_up
 
     least = chunks_each * most_behind_a_link(mesh)
     assert least <= load + 1e-9
@@ -73,7 +84,7 @@ def test_no_channel_carries_more_than_the_sparsest_cut_needs(
 @settings(max_examples=40, deadline=None)
 @given(connected_meshes(min_side=2), st.integers(0, 4))
 def test_no_way_both_ways_is_longer_than_the_shortest_and_the_slack(mesh: Mesh, slack: int) -> None:
-    packing = rooted_packing(mesh, chunks_each=1, both_ways=True, slack=slack)
+    packing = rooted_packing(mesh, n_trees=mesh.n_live, both_ways=True, slack=slack)
 
     for owner, hops in zip(packing.roots, packing.hops, strict=True):
         assert np.all(hops <= distances_from_any(mesh, np.array([owner])) + slack)
@@ -93,7 +104,7 @@ def test_links_carry_little_more_both_ways_than_the_packing_number_asks(
     mesh: Mesh, most: float
 ) -> None:
     """A balanced packing is as even, but hung from an owner its trees are deeper."""
-    packing = rooted_packing(mesh, chunks_each=1, both_ways=True)
+    packing = rooted_packing(mesh, n_trees=mesh.n_live, both_ways=True)
 
     assert packing.max_load * packing_number(mesh).upper <= most
 

@@ -64,7 +64,7 @@ class OwnerTrees(Pipelined):
     @property
     def n_chunks(self) -> int:
         """How many chunks all ranks own together."""
-        return self.shape.chunks_each * self.packing.n_ranks
+        return self.packing.n_trees
 
 
 _HALVES: Final = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
@@ -183,8 +183,7 @@ def _shape(
 ) -> TreeShape:
     """Return the shape of rooted trees. In a half each direction of a link counts for itself."""
     both_ways = collective not in _HALVES
-    n_trees = chunks_each * mesh.n_live
-    return TreeShape(n_trees, slack, chunks_each=chunks_each, rooted=True, both_ways=both_ways)
+    return TreeShape(chunks_each * mesh.n_live, slack, rooted=True, both_ways=both_ways)
 
 
 def is_ring_faster(

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.planning.tree_formula import Pipeline, TreeFigures
+from meshmend.planning.tree_formula import ROOTED_OVERLAP, Pipeline, TreeFigures
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
@@ -78,6 +78,7 @@ class TreeKind(Enum):
     DISJOINT = auto()
     GAP_FILLING = auto()
     STRAIGHT = auto()
+    ROOTED = auto()
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,14 @@ class TreeShape:
     than the shortest a way of `rooted` trees; with None they are as deep as even loads need. With a
     `window` there are as many channel-disjoint trees as possible instead. All slices then pass a
     channel within the time of `window` hops. With a `gap` the leaves of the trees fill the gaps of
-    the channels. With a seed in `straight` the branches are straight lines. Trees that hang from
-    owners carry `chunks_each` chunks of each rank. `rooted` trees are made for their owners, one
-    for each chunk, for one way or `both_ways`. With `equal` they are made as if all links were
-    equally fast.
+    the channels. With a seed in `straight` the branches are straight lines. `rooted` trees are made
+    for owners all over the mesh, for one way or `both_ways`. With `equal` they are made as if all
+    links were equally fast.
     """
 
     n_trees: int
     depth_slack: int | None = None
     window: int | None = None
-    chunks_each: int = 1
     gap: float | None = None
     straight: int | None = None
     rooted: bool = False
@@ -116,6 +115,8 @@ class TreeShape:
             return TreeKind.DISJOINT
         if self.straight is not None:
             return TreeKind.STRAIGHT
+        if self.rooted:
+            return TreeKind.ROOTED
         return TreeKind.BALANCED if self.gap is None else TreeKind.GAP_FILLING
 
 
@@ -143,7 +144,8 @@ class Trees(Pipelined):
         elif gap is not None and not self.mesh.has_slow:
             goal = pace(mesh_figures(self.mesh), packing.n_trees, gap)
             load = packing.needed_pace(goal, gap)
-        return TreeFigures(packing.n_trees, packing.depth, load)
+        overlap = ROOTED_OVERLAP if self.shape.rooted else 0.0
+        return TreeFigures(packing.n_trees, packing.depth, load, overlap)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -168,7 +170,7 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     if shape.rooted:
         packing = rooted_packing(
             seen,
-            chunks_each=shape.chunks_each,
+            n_trees=shape.n_trees,
             both_ways=shape.both_ways,
             slack=SLACK_HOPS if shape.depth_slack is None else shape.depth_slack,
         )

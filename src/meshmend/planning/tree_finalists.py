@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from meshmend.planning.packed_trees import TreeKind, Trees, TreeShape, trees_of
-from meshmend.planning.tree_formula import PipelineRequest, TreeFigures
+from meshmend.planning.tree_formula import ROOTED_OVERLAP, PipelineRequest, TreeFigures
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.tree_counts import MOST_TREES, least_load, pace, tree_counts
@@ -31,6 +31,13 @@ _FEWEST_COUNTED = 8  # a mesh whose own numbers of trees end below this gets tho
 # with 31, 61, 91. More take longer to simulate. By the number of axes that wrap around.
 _MOST_TREES_ON_TORI = {2: (61, 91, 107), 3: (62, 92)}
 _MOST_RANKS_TIMES_TREES_ON_TORI = 600_000
+# Where every chip is about as central as any, as on tori, roots may be anywhere. Then all links are
+# busy from the start, and a payload that takes as long as its hops takes little longer than these:
+# 14x9 as a torus less seven links at 512 KB takes 1.92 times the limit with trees from few roots,
+# 1.66 with 128 from everywhere. More trees are shorter messages at every hop, but more overhead.
+_ROOTED_TREES = (32, 48, 64, 96, 128)
+_MOST_RANKS_WITH_ROOTED = 256
+_MOST_RADII_OF_DIAMETER = 1.25
 # Trees that come out this many times as slow as the formula hoped for trees of any depth are too
 # crowded around the middle: then the latter are packed too. A slit in 32x32: 1.97 times the limit
 # without, 1.26 with.
@@ -91,6 +98,16 @@ def balanced_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigur
             n_central = len(figures.ranks_within(radius + slack))
             load = min(n_trees, least + n_trees // n_central)
             yield TreeShape(n_trees, slack), TreeFigures(n_trees, radius + slack, load)
+
+
+def rooted_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigures]]:
+    """Yield trees whose roots are all over the mesh; none where some chips are far from central."""
+    is_even = figures.diameter <= _MOST_RADII_OF_DIAMETER * figures.radius
+    if is_even and 1 < figures.mesh.n_live <= _MOST_RANKS_WITH_ROOTED:
+        for n_trees in _ROOTED_TREES:
+            load = least_load(figures, n_trees)
+            likely = TreeFigures(n_trees, figures.diameter, load, ROOTED_OVERLAP)
+            yield TreeShape(n_trees, 0, rooted=True, both_ways=True), likely
 
 
 def _many_on_tori(figures: MeshFigures) -> Iterator[int]:
@@ -160,7 +177,11 @@ def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[T
     """Pack shapes until no other of their kind can win; return the formula's time of each."""
     mesh = figures.mesh
     gap_filling = list(gap_filling_shapes(figures, request))
-    shapes = [*balanced_shapes(figures), *disjoint_shapes(figures, request)]
+    shapes = [
+        *balanced_shapes(figures),
+        *rooted_shapes(figures),
+        *disjoint_shapes(figures, request),
+    ]
     untried = {shape: request.likely_s(likely) for shape, likely in shapes}
     packed = {shape: request.likely_s(trees_of(mesh, shape).figures) for shape, _ in gap_filling}
     if packed and min(packed.values()) < min(untried.values()) and mesh.n_live > _RANKS_OF_ONE_KIND:
@@ -180,7 +201,8 @@ def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[T
 def optimistic_s(mesh: Mesh, request: PipelineRequest) -> float:
     """Return the least time that the formula hopes for, before anything is packed."""
     figures = mesh_figures(mesh)
-    hopes = [likely for _, likely in balanced_shapes(figures)]
+    shapes = (*balanced_shapes(figures), *rooted_shapes(figures))
+    hopes = [likely for _, likely in shapes]
     for _, likely in disjoint_shapes(figures, request):
         # More than four disjoint trees were found nowhere: then two of six share a channel.
         is_usual = likely.n_trees <= _MOST_DISJOINT_FOUND

@@ -77,7 +77,7 @@ def exchange() -> None:
     hazards_of(algorithm("ft-two-d").build(Mesh((4, 4)), Collective.ALLREDUCE))
     load_event_loop()
     gap_packing(_MESH, n_trees=2, depth_slack=1, gap=0.5)
-    rooted_packing(_MESH, chunks_each=1, both_ways=True)
+    rooted_packing(_MESH, n_trees=_MESH.n_live, both_ways=True)
 
 
 def plans() -> None:

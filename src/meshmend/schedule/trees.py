@@ -162,8 +162,8 @@ def express(mesh: Mesh, collective: Collective) -> Schedule:
 def owner_trees(mesh: Mesh, collective: Collective) -> Schedule:
     """Return the schedule over trees that are made for their owners and load links evenly."""
     both_ways = collective not in _HALVES
-    chunks_each = rooted_chunks_each(mesh, both_ways=both_ways)
-    packing = rooted_packing(mesh, chunks_each=chunks_each, both_ways=both_ways)
+    n_trees = rooted_chunks_each(mesh, both_ways=both_ways) * mesh.n_live
+    packing = rooted_packing(mesh, n_trees=n_trees, both_ways=both_ways)
     return owner_tree_schedule(packing, collective)
 
 

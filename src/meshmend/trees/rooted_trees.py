@@ -44,11 +44,12 @@ _MORE: Final = 1.03  # of the load, if the search for a smaller one fails
 _MOST_GOALS: Final = 6
 
 
-def owner_order(n_ranks: int, chunks_each: int) -> Ranks:
-    """Return the owner of each chunk: neighbours in this order are scattered over the mesh."""
+def owner_order(n_ranks: int, n_trees: int) -> Ranks:
+    """Return the owner of each tree: neighbours in this order are scattered over the mesh."""
     rng = np.random.default_rng(_SCATTERED)
-    owners = np.concatenate([rng.permutation(n_ranks) for _ in range(chunks_each)])
-    return owners.astype(np.int32)
+    n_rounds = -(-n_trees // n_ranks)
+    owners = np.concatenate([rng.permutation(n_ranks) for _ in range(n_rounds)])
+    return owners[:n_trees].astype(np.int32)
 
 
 def chunk_counts(n_ranks: int) -> range:
@@ -60,17 +61,20 @@ def rooted_chunks_each(mesh: Mesh, *, both_ways: bool) -> int:
     """Return how many chunks each rank should own, so that links can be loaded alike."""
 
     def cost(each: int) -> float:
-        most_on_a_link = _least_goal(mesh, each, both_ways=both_ways) + 1
+        most_on_a_link = _least_goal(mesh, each * mesh.n_live, both_ways=both_ways) + 1
         return most_on_a_link / each * _WORTH_A_CHUNK**each
 
     return min(chunk_counts(mesh.n_live), key=cost)
 
 
-def _least_goal(mesh: Mesh, chunks_each: int, *, both_ways: bool) -> int:
-    """Return how many chunks a channel of full speed must carry, wherever the trees go."""
+def _least_goal(mesh: Mesh, n_trees: int, *, both_ways: bool) -> int:
+    """Return how many chunks a channel of full speed must carry, wherever the trees go.
+
+    For one way every rank owns equally many.
+    """
     if both_ways:
-        return least_load(mesh_figures(mesh), chunks_each * mesh.n_live)
-    n_others = chunks_each * (mesh.n_live - 1)
+        return least_load(mesh_figures(mesh), n_trees)
+    n_others = n_trees // mesh.n_live * (mesh.n_live - 1)
     goal = -(-n_others // max(1, mesh_figures(mesh).min_degree))
     is_live = mesh.neighbor_ranks >= 0
     if mesh.has_slow:
@@ -86,15 +90,15 @@ def _goals(mesh: Mesh, goal: int) -> NDArray[np.int32]:
 
 
 def rooted_packing(
-    mesh: Mesh, *, chunks_each: int, both_ways: bool, slack: int = SLACK_HOPS
+    mesh: Mesh, *, n_trees: int, both_ways: bool, slack: int = SLACK_HOPS
 ) -> TreePacking:
-    """Return a tree for each chunk from its owner, with as little as can be on any channel.
+    """Return trees from owners all over the mesh, with as little as can be on any channel.
 
     With `both_ways` it is as little as can be on any link, up and down together, as far as ways
     `slack` hops longer than the shortest allow. Deterministic. Time grows with chunks x ranks.
     """
-    owners = owner_order(mesh.n_live, chunks_each)
-    goal = _least_goal(mesh, chunks_each, both_ways=both_ways)
+    owners = owner_order(mesh.n_live, n_trees)
+    goal = _least_goal(mesh, n_trees, both_ways=both_ways)
     parents = np.full((len(owners), mesh.n_live), -1, dtype=np.int32)
     n_moves = min(_MOST_MOVES, max(_LEAST_MOVES, _MOVES_PER_RANK_AND_TREE * parents.size))
     random = random_state(0)
