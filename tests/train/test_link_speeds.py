@@ -33,7 +33,7 @@ class Traffic:
         self._bytes = STEP_BYTES * np.where(is_link, part, 1.0)
         self._work = np.zeros((*mesh.port_speeds.shape, 2))
         self._random = np.random.default_rng(seed)
-        self.now_us = 0
+        self.now_us = self.n_probes = 0
 
     def send(self, n_bytes: float | NDArray[np.float64], speeds: Mesh) -> None:
         """Send a message over each link, each way; those of no bytes are not sent."""
@@ -65,11 +65,18 @@ def looked(
 
 
 def look(chips: list[LinkSpeeds], traffic: Traffic, speeds: Mesh) -> tuple[SlowLink, ...]:
-    (n_bytes,) = {chip.probe_bytes for chip in chips}
-    if n_bytes:
+    found = conclude(chips, traffic)
+    while {chip.probe_bytes > 0 for chip in chips} == {True}:
+        (n_bytes,) = {chip.probe_bytes for chip in chips}
         for rank, chip in enumerate(chips):
             chip.mine(traffic.of(rank), traffic.now_us)
         traffic.send(n_bytes, speeds)
+        traffic.n_probes += 1
+        found = conclude(chips, traffic)
+    return found
+
+
+def conclude(chips: list[LinkSpeeds], traffic: Traffic) -> tuple[SlowLink, ...]:
     told = [chip.mine(traffic.of(rank), traffic.now_us) for rank, chip in enumerate(chips)]
     (found,) = {chip.conclude(told) for chip in chips}
     return found
@@ -134,18 +141,14 @@ def test_a_slow_link_that_no_plan_uses_is_probed_seldom_and_seen_to_be_fast_agai
     known, real = mesh.slowed(SlowLink(LINK, 0.25)), mesh.slowed(SlowLink(LINK, speed))
     chips, traffic = [LinkSpeeds(known) for _ in mesh.live], Traffic(mesh, part=0)
     found: list[tuple[SlowLink, ...]] = []
-    n_probes = n_looks = 0
-
     for _ in range(2000):
         traffic.step()
         if {chip.is_due() for chip in chips} == {True}:
-            n_looks += 1
-            n_probes += chips[0].probe_bytes > 0
             found.append(look(chips, traffic, real))
 
     assert [each for each in found if each] == ([(SlowLink(LINK, 1.0),)] if speed == 1 else [])
-    assert n_probes == (PROBES if speed == 1 else 4 * PROBES)
-    assert n_looks > 390
+    assert traffic.n_probes == (PROBES if speed == 1 else 4 * PROBES)
+    assert len(found) > 390
 
 
 @pytest.mark.parametrize("wait_us", [20_000, 40_000])
@@ -158,14 +161,9 @@ def test_a_link_with_short_messages_is_not_taken_for_a_slow_one_unless_it_is(wai
     mesh = Mesh((4, 4))
     chips = [LinkSpeeds(mesh) for _ in mesh.live]
     traffic = Traffic(mesh, noise=0.2, wait_us=wait_us, part=0.2)
-    n_probes = 0
-    for _ in range(300):
-        traffic.step()
-        if {chip.is_due() for chip in chips} == {True}:
-            n_probes += chips[0].probe_bytes > 0
-            assert look(chips, traffic, mesh) == ()
 
-    assert 0 < n_probes <= 2 * PROBES
+    assert looked(chips, traffic, 300) == []
+    assert 0 < traffic.n_probes <= 2 * PROBES
     ((step, found),) = looked(chips, traffic, 60, mesh.slowed(SlowLink(LINK, 0.1)))
     assert [each.link for each in found] == [LINK]
     assert step * STEP_US < 3e6

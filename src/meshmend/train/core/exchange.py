@@ -302,15 +302,18 @@ class Exchange:
                 self._seek_plans(self._speeds.mesh)
             # Those of a checkpoint are news to whoever watches the job.
             return self._speeds.found if self._generation.number == _FIRST_GENERATION else ()
-        if n_bytes := self._speeds.probe_bytes:
-            self._work_since_look(self._speeds)  # that of the traffic
+        changed = self._conclude(self._speeds)
+        while n_bytes := self._speeds.probe_bytes:
+            self._work_since_look(self._speeds)  # what this short sum did is no part of the probe
             every_link = replace(self.mesh, slow=frozenset())
             self._ready(flood(every_link, "probe", 1, n_bytes))()
-        mine = self._work_since_look(self._speeds)
-        changed = self._speeds.conclude(self.gather_numbers(mine))
+            changed = self._conclude(self._speeds)
         if changed and self._sums:
             self._seek_plans(self._speeds.mesh)
         return changed
+
+    def _conclude(self, speeds: LinkSpeeds) -> tuple[SlowLink, ...]:
+        return speeds.conclude(self.gather_numbers(self._work_since_look(speeds)))
 
     def _work_since_look(self, speeds: LinkSpeeds) -> list[int]:
         done, work = self.transport.work_done(), []

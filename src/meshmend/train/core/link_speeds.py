@@ -8,10 +8,10 @@ all links that were busy: what slows all of them alike, such as a busy host, is 
 Looks are about half a second apart, which is counted in steps, because clocks differ. A link that
 shows another speed in three looks in a row is **suspected**, no more: plans give links messages of
 different sizes, and short ones are on their way for as long as a round trip and a busy host take,
-whatever the link could carry. So chips then **probe**: before each of the next three steps all of
-them send as many bytes over every link, both ways at once. Nothing but a link itself keeps all
-three of its probes below what the others do, so its best one counts. If that refutes the suspicion,
-what the link showed is what its traffic shows under this plan.
+whatever the link could carry. So chips then **probe**, five times: all of them send as many bytes
+over every link, both ways at once. Nothing but a link itself keeps all of its probes below what the
+others do, so its best one counts. If that refutes the suspicion, what the link showed is what its
+traffic shows under this plan.
 
 A plan may leave out a slow link, so that nobody would see it become fast again. So slow links are
 also probed now and then, more and more seldom.
@@ -32,7 +32,7 @@ from meshmend.topology.mesh import Mesh
 Work = tuple[int, int]  # bytes that arrived, and microseconds for which some were on their way
 
 LOOKS: Final = 3  # that have to agree
-PROBES: Final = 3  # of which the best one counts
+PROBES: Final = 5  # of which the best one counts
 _LOOK_US: Final = 500_000
 _MOST_STEPS_APART: Final = 1024
 _LEAST_BYTES: Final = 1 << 16  # in one look; fewer show the latency, not the bandwidth
@@ -43,7 +43,7 @@ _SLOWER, _FASTER = 0.6, 1.4  # of what was planned: beyond these a link has anot
 _GRID: Final = 20  # a speed is told in twentieths
 _FIRST_PROBES, _MOST_APART = 16, 1024  # looks until slow links are probed; then twice as many
 _PROBE_US: Final = 20_000  # that a probe takes on a link of full speed
-_PROBE_BYTES: Final = (1 << 16, 1 << 24)  # the shortest and the longest one
+_PROBE_BYTES: Final = (1 << 17, 1 << 24)  # the shortest and the longest one
 _FULL: Final = 0.9  # from here on a link counts as one of full speed
 
 
@@ -79,11 +79,11 @@ class LinkSpeeds:
     def is_due(self) -> bool:
         """Count a step; return whether chips look at their links before it."""
         self._n_steps += 1
-        return bool(self._suspects) or self._n_steps >= self._next_look
+        return self._n_steps >= self._next_look
 
     @property
     def probe_bytes(self) -> int:
-        """How many bytes this look sends over every link, each way; 0: it looks at the traffic."""
+        """How many bytes chips send over every link now, each way; 0: nothing is to be probed."""
         if not self._suspects:
             return 0
         shortest, longest = _PROBE_BYTES
@@ -104,7 +104,8 @@ class LinkSpeeds:
     def conclude(self, told: Sequence[Sequence[int]]) -> tuple[SlowLink, ...]:
         """Take in the figures of all chips, by rank; return the links that have another speed.
 
-        They are those of the probe if this look has one, else of the traffic since the last look.
+        They are those of a probe if `probe_bytes` asked for one, else of the traffic since the last
+        look.
         """
         if self._suspects:
             return self._conclude_probe(told)
@@ -141,7 +142,6 @@ class LinkSpeeds:
             self._refuted.pop(link, None)
 
     def _conclude_probe(self, told: Sequence[Sequence[int]]) -> tuple[SlowLink, ...]:
-        self._n_steps = 0
         rates, _ = self._rates(told, 1, 1)
         for link, rate in rates.items():
             self._best[link] = max(rate, self._best.get(link, 0.0))
