@@ -23,6 +23,7 @@ def main() -> int:
     kinds.add_argument("--tiles", action="store_true", help="let a replica be several chips")
     kinds.add_argument("--large", action="store_true", help="train on 1024 chips")
     parser.add_argument("--plans", action="store_true", help="swap plans between steps")
+    parser.add_argument("--links", action="store_true", help="let links be slow for a while")
     parser.add_argument("--trace", action="store_true", help="print what happened")
     chosen = parser.parse_args()
     scenario_of = Scenario.of_split if chosen.split else Scenario.of
@@ -39,6 +40,7 @@ def main() -> int:
             traces=chosen.trace,
             is_sharded=chosen.sharded,
             swaps_plans=chosen.plans,
+            watches_links=chosen.links,
         )
         runs.append(run)
         print(*run.trace, sep="\n", end="\n" if run.trace else "")

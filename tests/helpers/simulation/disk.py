@@ -9,11 +9,15 @@ from meshmend.membership.record_file import history_of
 
 @dataclass(frozen=True)
 class State:
-    """What a replica holds: a digest that names everything that went into it."""
+    """What a replica holds: a digest that names everything that went into it.
+
+    `links` are the speeds of links that were found up to its step.
+    """
 
     step: int
     position: int
     digest: int
+    links: str = field(default="", compare=False)  # the invariants compare them
 
     def __len__(self) -> int:
         """Return how many bytes it takes to send this, were it more than a digest."""

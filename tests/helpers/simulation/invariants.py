@@ -50,6 +50,7 @@ class Invariants:
         self._finished: dict[tuple[int, int], set[Chip]] = defaultdict(set)
         self._last_sum: tuple[int, State, Sequence[Contribution], State] | None = None
         self._before: dict[int, State] = {}  # by digest, what a state came from
+        self._links: dict[int, str] = {}  # by digest, the speeds of links that belong to a state
         self._lost_told_at: float | None = None
         self._is_restoring = False  # the next generation to begin goes back
         self._restored_by: list[int] = []  # the generations that went back
@@ -137,6 +138,8 @@ class Invariants:
             chip in self._formed[number].seat_of, f"{chip} is no member of generation {number}"
         )
         self.check(state.step >= self._begun[number], f"{chip} is behind its generation")
+        known = self._links.setdefault(state.digest, state.links)
+        self.check(known == state.links, f"{chip} knows other links at step {state.step}")
 
     def tries(self, chip: Chip, number: int, before: State, parts: Sequence[Contribution]) -> State:
         """Take in that a worker has done its part of a step; return what it holds then too."""

@@ -41,14 +41,22 @@ def simulate(
     traces: bool = False,
     is_sharded: bool = False,
     swaps_plans: bool = False,
+    watches_links: bool = False,
 ) -> Run:
     """Run the job of a seed until it has ended; the chips may share the optimizer's state.
 
-    `swaps_plans`: generations begin with the plans that are there, and swap them.
+    `swaps_plans`: generations begin with the plans that are there, and swap them. `watches_links`:
+    some links are slow for a while, and all chips know the same of it.
     """
     events = EventLoop(seed, traces=traces)
     scenario = scenario_of(seed)
-    world = World(events, scenario, is_sharded=is_sharded, swaps_plans=swaps_plans)
+    world = World(
+        events,
+        scenario,
+        is_sharded=is_sharded,
+        swaps_plans=swaps_plans,
+        watches_links=watches_links,
+    )
     problem = ""
     try:
         with _quiet():
@@ -82,10 +90,17 @@ def first_problem(
     scenario_of: Callable[[int], Scenario] = Scenario.of,
     is_sharded: bool = False,
     swaps_plans: bool = False,
+    watches_links: bool = False,
 ) -> Run | None:
     """Return the first run of some seeds that went wrong."""
     runs = (
-        simulate(seed, scenario_of=scenario_of, is_sharded=is_sharded, swaps_plans=swaps_plans)
+        simulate(
+            seed,
+            scenario_of=scenario_of,
+            is_sharded=is_sharded,
+            swaps_plans=swaps_plans,
+            watches_links=watches_links,
+        )
         for seed in seeds
     )
     return next((run for run in runs if run.problem), None)

@@ -1,6 +1,7 @@
 """A worker that trains: the loop of `train.job` over a replica that is no more than a digest."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from simulation.coordination import SimulatedCoordination
 from simulation.disk import Disk, State
 from simulation.event_loop import EventLoop
 from simulation.invariants import Contribution, Invariants, digest_after
+from simulation.link_speeds import SimulatedLinkSpeeds
 from simulation.network import Network
 from simulation.peers import SimulatedPeers
 from simulation.share_checks import SimulatedChecks
@@ -134,6 +136,7 @@ class SimulatedWorker:
         on_end: Callable[["SimulatedWorker"], None],
         board: tuple[int, ...] | None = None,
         swaps_plans: bool = False,
+        watches_links: bool = False,
         tile: str = "",
         wrong_rate: float | None = None,
         goes_back: bool = False,
@@ -149,6 +152,9 @@ class SimulatedWorker:
         self.coordination = SimulatedCoordination(
             self.process, network, identity, _fingerprint(n_steps, batch, policy, tile)
         )
+        self.links: SimulatedLinkSpeeds | None = None
+        if watches_links:
+            self.links = SimulatedLinkSpeeds(self.peers, whole, chip, events)
         self._whole, self.tile = whole, parse_tile(tile) if tile else None
         self._sharding = self._new_sharding(whole, board) if board else None
         self.loop = WorkerLoop(
@@ -242,6 +248,11 @@ class SimulatedWorker:
         ):
             self.loop.recover(after=number)
             return
+        if self.links is not None and self.links.is_due():
+            look = partial(self.links.look, before.links)
+            if not self.loop.attempt(look, is_step=False):
+                self.loop.recover(after=number)
+                return
         rank, n_members = self.peers.rank, self.peers.n_members
         if self.tile is not None:
             self._attempt_in_tile(self.tile, number, before)
@@ -269,7 +280,9 @@ class SimulatedWorker:
         self.replica.right_until = None
         if self.replica.shards is not None:
             self.replica.shards.step()
-        self.replica.state = self._rules.finishes(process.chip, number, before, parts)
+        after = self._rules.finishes(process.chip, number, before, parts)
+        links = self.links.found(before.links) if self.links is not None else ""
+        self.replica.state = replace(after, links=links)
         self._events.tell(
             process.name, "finished step %d in generation %d", before.step + 1, number
         )

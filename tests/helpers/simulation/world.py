@@ -137,8 +137,10 @@ class World:
         *,
         is_sharded: bool = False,
         swaps_plans: bool = False,
+        watches_links: bool = False,
     ) -> None:
         self.events = events
+        self._watches_links = watches_links
         self._swaps_plans = swaps_plans
         self.scenario = scenario
         self._is_sharded = is_sharded
@@ -204,6 +206,7 @@ class World:
             on_end=self._worker_ended,
             board=self.scenario.board if self._is_sharded else None,
             swaps_plans=self._swaps_plans,
+            watches_links=self._watches_links,
             tile=self.scenario.tile,
             wrong_rate=self._wrong_rate(chip),
             goes_back=self.scenario.goes_back,
