@@ -183,7 +183,7 @@ class Workload:
         assert shard is not None, f"{self.name} has no tiles"
 
         def build(mesh: DeviceMesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-            model = shard(self.model(), mesh)
+            model = shard(copy.deepcopy(self._inherited), mesh)
             optimizer = self.optimizer(model)
             if what.lr is not None:
                 for group in optimizer.param_groups:

@@ -20,7 +20,7 @@ from meshmend.train.torch.local_tensors import first_element, local_of
 State = dict[str, Any]
 
 # Values for the whole parameter; their tensors look like those of a parameter without axes.
-_WHOLE: Final = frozenset({"step", "eta", "mu", "mu_product"})
+WHOLE: Final = frozenset({"step", "eta", "mu", "mu_product"})
 
 
 class Piece(NamedTuple):
@@ -86,7 +86,7 @@ def whole_state(state: Mapping[str, Any], parameter: torch.Tensor) -> State:
     """Return the state of a whole parameter as that of a piece, on the parameter's device."""
     return {
         key: local_of(value).reshape(-1).to(parameter.device)
-        if isinstance(value, torch.Tensor) and value.shape == parameter.shape and key not in _WHOLE
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape and key not in WHOLE
         else value
         for key, value in state.items()
     }

@@ -454,14 +454,18 @@ class _PieceSteps:
                 )
 
 
+def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer is known to update each element by itself."""
+    return type(optimizer) in _ELEMENTWISE or getattr(optimizer, "is_elementwise", False)
+
+
 def _check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Raise InputError if an optimizer may need more than one element to update an element.
 
     LARS and LAMB do, but say what they need. An optimizer that we do not know says that it does not
     with an attribute.
     """
-    known = (*_ELEMENTWISE, *LAYERWISE)
-    if type(optimizer) in known or getattr(optimizer, "is_elementwise", False):
+    if is_elementwise(optimizer) or type(optimizer) in LAYERWISE:
         return
     name = type(optimizer).__name__
     raise InputError(

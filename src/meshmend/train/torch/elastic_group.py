@@ -80,6 +80,7 @@ from meshmend.train.torch.group_meeting import (
     meet,
 )
 from meshmend.train.torch.group_state import GroupState
+from meshmend.train.torch.local_steps import LocalSteps
 from meshmend.train.torch.loop_state import Stateful
 from meshmend.train.torch.tile_checkpoints import TileCheckpoints
 from meshmend.train.torch.twin_shares import (
@@ -592,6 +593,8 @@ class ElasticGroup:
                 optimizer.register_step_pre_hook(self._before_update),
                 optimizer.register_step_post_hook(self._after_update),
             ]
+        if self._tile is not None and not self._shards_optimizer:
+            self._hooks.append(LocalSteps(self._state.optimizers))
 
     def _check_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Refuse, before it steps, what changes the model but is not in the state."""

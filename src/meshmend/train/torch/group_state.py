@@ -27,7 +27,13 @@ from meshmend.train.state.fingerprint import parameter_words
 from meshmend.train.state.state_tree import Part, Placement, map_state
 from meshmend.train.state.torch_state import TORCH, tensors_of
 from meshmend.train.torch.learner import load_other_buffers, other_buffers
-from meshmend.train.torch.local_tensors import first_element, is_dtensor, local_of, own_box
+from meshmend.train.torch.local_tensors import (
+    as_tensor_like,
+    first_element,
+    is_dtensor,
+    local_of,
+    own_box,
+)
 from meshmend.train.torch.loop_state import Stateful
 
 # torch's stubs lack half of what c10d offers.
@@ -321,7 +327,7 @@ def _set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor, *, is_k
     owner = module.get_submodule(path)
     present = owner._buffers.get(last)
     if present is not None and (present.shape, present.dtype) == (value.shape, value.dtype):
-        present.copy_(_as(present, value))
+        present.copy_(as_tensor_like(present, value))
     else:
         owner._buffers[last] = value if present is None else value.to(present.device)
         if not is_kept:
@@ -345,7 +351,7 @@ def _as_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> di
 
     def formed(parameter: torch.Tensor, value: Any) -> Any:
         is_alike = isinstance(value, torch.Tensor) and value.shape == local_of(parameter).shape
-        return _as(parameter, value) if is_alike else value
+        return as_tensor_like(parameter, value) if is_alike else value
 
     kept = {
         index: {name: formed(parameters[cast(int, index)], value) for name, value in each.items()}
@@ -678,22 +684,6 @@ def _ranks_with_parts(tensor: Any) -> set[int]:
     is_shared = [not placement.is_replicate() for placement in tensor.placements]
     line = tuple(slice(None) if each else here for each, here in zip(is_shared, at, strict=True))
     return set(mesh.mesh[line].flatten().tolist())
-
-
-def _as(like: Any, value: Any) -> Any:
-    """Return a plain tensor in the form of another: as a `DTensor`, or as it is."""
-    if not is_dtensor(like):
-        return value
-    if value.dtype == like.dtype and value.shape == like._local_tensor.shape:
-        return type(like)(value, like._spec, requires_grad=False)
-    return type(like).from_local(
-        value,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
 
 
 def _is_odd(tensor: torch.Tensor) -> bool:

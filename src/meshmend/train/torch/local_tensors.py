@@ -22,6 +22,22 @@ def local_of(tensor: Any) -> torch.Tensor:
     return local.detach()
 
 
+def as_tensor_like(like: Any, value: Any) -> Any:
+    """Return a plain tensor in the form of another: as a `DTensor`, or as it is."""
+    if not is_dtensor(like):
+        return value
+    if value.dtype == like.dtype and value.shape == like._local_tensor.shape:
+        return type(like)(value, like._spec, requires_grad=False)
+    return type(like).from_local(
+        value,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
 def own_box(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where the part of a `DTensor` that this chip holds begins, and its shape.
 
