@@ -161,9 +161,9 @@ def _facts(status: JobStatus) -> Table:
     if status.planned is not None:
         n_planned, n_losses = status.planned
         facts.add_row("plans ahead", f"for the loss of {n_planned} of {counted(n_losses, 'board')}")
-    given = {group.fingerprint.fabric for group in status.arguments}
-    if status.fabric or given - {""}:
-        planned = f"plans for {', '.join(sorted(each or 'reference' for each in given))}"
+    given = {group.fingerprint.fabric or "reference" for group in status.arguments}
+    if status.fabric or given - {"reference"}:
+        planned = f"plans for {', '.join(sorted(given)) or 'one that nobody has told'}"
         measured = f"; measured: {fabric_words(status.fabric)}" if status.fabric else ""
         facts.add_row("fabric", planned + measured)
     if status.slow:

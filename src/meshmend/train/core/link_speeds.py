@@ -10,8 +10,8 @@ shows another speed in three looks in a row is **suspected**, no more: plans giv
 different sizes, and short ones are on their way for as long as a round trip and a busy host take,
 whatever the link could carry. So chips then **probe**, five times: all of them send as many bytes
 over every link, both ways at once. Nothing but a link itself keeps all of its probes below what the
-others do, so its best one counts. If that refutes the suspicion, what the link showed is what its
-traffic shows under this plan.
+others do, so its best one decides; the middle one says how slow it is. If that refutes the
+suspicion, what the link showed is what its traffic shows under this plan.
 
 A plan may leave out a slow link, so that nobody would see it become fast again. So slow links are
 also probed now and then, more and more seldom.
@@ -22,7 +22,7 @@ Knows no plans and no connections.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final
 
@@ -32,7 +32,7 @@ from meshmend.topology.mesh import Mesh
 Work = tuple[int, int]  # bytes that arrived, and microseconds for which some were on their way
 
 LOOKS: Final = 3  # that have to agree
-PROBES: Final = 5  # of which the best one counts
+PROBES: Final = 5  # of which the best one decides
 _LOOK_US: Final = 500_000
 _MOST_STEPS_APART: Final = 1024
 _LEAST_BYTES: Final = 1 << 16  # in one look; fewer show the latency, not the bandwidth
@@ -65,8 +65,7 @@ class LinkSpeeds:
         self._seen: dict[Link, list[float]] = {}  # the speeds of the last looks
         self._refuted: dict[Link, float] = {}  # what links show whose probes show something else
         self._suspects: dict[Link, float] = {}  # and what they show; they are being probed
-        self._best: dict[Link, float] = {}  # bytes in a microsecond, of the probes so far
-        self._n_probes = 0
+        self._probed: list[dict[Link, float]] = []  # bytes in a microsecond, of the probes so far
         self._n_looks, self._probe_after = 0, _FIRST_PROBES
 
     @property
@@ -143,29 +142,37 @@ class LinkSpeeds:
 
     def _conclude_probe(self, told: Sequence[Sequence[int]]) -> tuple[SlowLink, ...]:
         rates, _ = self._rates(told, 1, 1)
-        for link, rate in rates.items():
-            self._best[link] = max(rate, self._best.get(link, 0.0))
-        self._n_probes += 1
-        if self._best:
-            self._usual = self._full_rate(self._best)
-        if self._n_probes < PROBES:
+        self._probed.append(rates)
+        if rates:
+            self._usual = self._full_rate(rates)
+        if len(self._probed) < PROBES:
             return ()
+        best, middle = self._probed_speeds(max), self._probed_speeds(median)
         changed = []
         for link, shown in sorted(self._suspects.items()):
             known = self.mesh.speed_of(link)
-            speed = self._best[link] / self._usual if link in self._best else known
-            is_other = not _SLOWER * known <= speed <= _FASTER * known
-            if is_other and _told(speed) != known:
-                changed.append(SlowLink(link, _told(speed)))
+            is_slower = best.get(link, known) < _SLOWER * known
+            is_faster = middle.get(link, known) > _FASTER * known
+            if (is_slower or is_faster) and _told(middle[link]) != known:
+                changed.append(SlowLink(link, _told(middle[link])))
             else:
                 self._refuted[link] = shown
             self._seen.pop(link, None)
-        self._suspects, self._best, self._n_probes = {}, {}, 0
+        self._suspects, self._probed = {}, []
         if changed:
             self.mesh = self.mesh.slowed(*changed)
             self._seen, self._refuted = {}, {}  # there will be other plans
             self._n_looks, self._probe_after = 0, _FIRST_PROBES
         return tuple(changed)
+
+    def _probed_speeds(self, chosen: Callable[[list[float]], float]) -> dict[Link, float]:
+        """Return the speed of each link by one of its probes."""
+        links = {link for rates in self._probed for link in rates}
+        rates = {
+            link: chosen([each[link] for each in self._probed if link in each]) for link in links
+        }
+        full = self._full_rate(rates) if rates else 1.0
+        return {link: rate / full for link, rate in rates.items()}
 
     def _usual_of(self, link: Link) -> float:
         """Return the speed that a link's traffic is known to show."""
