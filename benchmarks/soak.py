@@ -8,6 +8,8 @@ that grow. The chips are network namespaces of a testbed where this machine gran
 packets one way, and the job watches its links, of which some are slow or lose packets for a while;
 elsewhere they are processes on loopback.
 
+Samples are shared by speed, except in a job of tiles, and chips compute slowly for a while.
+
 A pause counts by the time in which a process could have had a processor: on a machine that is busy
 with other work, everything takes longer, and nothing stands still.
 """
@@ -42,6 +44,8 @@ from meshmend.lab.workloads.registry import workload
 from meshmend.launch.training import train
 from meshmend.launch.worker import compute_in_one_thread
 from meshmend.membership.events import (
+    ChipRestored,
+    ChipSlow,
     ChipsWaiting,
     FaultHappened,
     FaultRecovered,
@@ -89,8 +93,10 @@ _SPIN_S = 0.005
 _SHOWN = (
     *(FaultHappened, FaultRecovered, WorkerTurnedAway, ChipsWaiting),
     *(StateLost, StateRestored, JobFailed, WrongResult, LinkSlow, LinkRestored),
+    *(ChipSlow, ChipRestored),
 )
 _FLIP_EVERY, _MOST_STEPS_PER_S = 5, 10
+_FIRST_THROTTLE, _THROTTLE_EVERY, _THROTTLE_S = 5, (20, 60), 15.0  # steps, steps, seconds
 _PAGE_MB = os.sysconf("SC_PAGESIZE") / 1e6
 _WARM_S = 30.0
 _MOST_NEW_FDS = 6
@@ -284,6 +290,16 @@ def wrong_numbers(mesh: Mesh, for_s: float, seed: int) -> Iterator[Fault]:
         yield parse_fault(f"flip gradient {chip} at {step + chance.randrange(_FLIP_EVERY)}", mesh)
 
 
+def slow_chips(mesh: Mesh, for_s: float, seed: int) -> Iterator[Fault]:
+    """Yield chips that compute at a third of their speed for a while, one after the other."""
+    chance = random.Random(f"slow chips {seed}")
+    step = _FIRST_THROTTLE
+    while step < for_s * _MOST_STEPS_PER_S:
+        chip = ",".join(map(str, chance.choice(mesh.live)))
+        yield parse_fault(f"throttle {chip} from {step} for {_THROTTLE_S:g}s", mesh)
+        step += chance.randrange(*_THROTTLE_EVERY)
+
+
 def _granted_bandwidth(text: str | None) -> float | None:
     """Return the bandwidth of the testbed's links, or None where there is to be no testbed."""
     if text is None:
@@ -316,6 +332,9 @@ def _soak(
         flips = tuple(wrong_numbers(mesh, for_s, seed))
         faults += flips
         watch.flipped = frozenset(chip for fault in flips for chip in fault.chips())
+    # A job of tiles hands out its samples by tile: it knows no shares by speed.
+    if not options.tile:
+        faults += tuple(slow_chips(mesh, for_s, seed))
     watch.disturbances += wrong.disturbances
     if link_bandwidth is not None:
         watch.disturbances += [one_way_drop(mesh, seed), bad_link(mesh, seed)]
@@ -325,7 +344,10 @@ def _soak(
         JobConfig(
             mesh=mesh_config(mesh),
             job=RunConfig(
-                run_dir=str(folder), check_every_step=True, check_shares=options.check_shares
+                run_dir=str(folder),
+                check_every_step=True,
+                check_shares=options.check_shares,
+                shares="equal" if options.tile else "speed",
             ),
             sums=SumConfig(watch_links=link_bandwidth is not None),
             timing=Timing(holder_timeout_s=_HOLDER_S),
