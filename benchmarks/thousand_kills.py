@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import meshmend
 from meshmend.config import JobConfig, RunConfig, TrainingConfig
 from meshmend.errors import BenchmarkError, MeshmendError
 from meshmend.launch.training import train
@@ -48,7 +49,7 @@ from meshmend.topology.text import mesh_config, parse_mesh
 from meshmend.train.data.audit import audit
 from random_faults import FaultDriver, FaultSource
 from record import record
-from recovery_marks import started
+from recovery_marks import ENVIRONMENT, started
 from recovery_torchft import torchft_python
 from small_gpt import in_float64, small_gpt
 from thousand_kills_picture import PICTURE, picture
@@ -184,7 +185,8 @@ def _run_other(name: str, python: str, options: argparse.Namespace, folder: Path
     command += [str(each) for each in (options.seed, n_faults, BATCH, OTHERS_TIMEOUT_S)]
     progress = Progress(name, n_faults)
     n_heard = 0
-    with started(command, own) as leader:
+    ours = str(Path(meshmend.__file__).parents[1])  # the other interpreter may not have it
+    with started(command, own, {**ENVIRONMENT, "PYTHONPATH": ours}) as leader:
         while leader.poll() is None:
             time.sleep(0.5)
             events = read_events(_lines(own)) if (own / _EVENTS).exists() else ()
