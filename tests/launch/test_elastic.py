@@ -27,6 +27,7 @@ from meshmend.train import Job, Saving
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.audit import audit
 from meshmend.train.data.samples import Order
+from meshmend.train.state.checkpoint import complete_steps
 
 pytestmark = needs("sklearn")
 
@@ -452,6 +453,47 @@ def test_an_interrupted_run_leaves_no_worker(number: int, code: int, tmp_path: P
         assert ran.end() == code, ran.err
         workers = [int(line.split()[-1]) for line in ran.out.splitlines()]
         assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+_SAVES = """
+import pathlib, sys, time
+import torch
+from meshmend.train import Job, Saving
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+dataset = torch.utils.data.TensorDataset(torch.ones(64, 4))
+saving = Saving(pathlib.Path(sys.argv[1]), every=10**6)
+job = Job(model, optimizer, dataset, batch=4, steps=10**6, saving=saving, resume="auto")
+for (inputs,) in job:
+    loss = model(inputs).mean()
+    loss.backward()
+    if job.step(loss) and job.is_leader:
+        print("step", job.step_number, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_a_run_that_is_terminated_saves_first_and_goes_on_from_there(tmp_path: Path) -> None:
+    script, folder = tmp_path / "script.py", tmp_path / "checkpoints"
+    script.write_text(_SAVES)
+
+    def run_and_terminate(after: int) -> int:
+        with commands(tmp_path) as start:
+            ran = start(f"after-{after}", "run", "--elastic", "--mesh", "1x2", script, folder)
+            until(lambda: f"step {after + 3}" in ran.out, why=lambda: ran.err)
+            ran.signal(signal.SIGTERM)
+            ran.signal(signal.SIGTERM)  # as `timeout` does
+
+            assert ran.end() == 143, ran.err
+            assert ran.out.splitlines()[0].endswith(f"step {after + 1}")
+            newest = complete_steps(folder)[-1]
+            assert newest >= after + 3
+            assert f"saved step {newest} in {folder}" in ran.err
+            return newest
+
+    run_and_terminate(after=run_and_terminate(after=0))
 
 
 @pytest.mark.parametrize(

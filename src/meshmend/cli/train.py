@@ -11,7 +11,7 @@ import typer
 from meshmend.cli.console import compile_for_workers, note, print_json, progress
 from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
 from meshmend.cli.options import JsonOption, job_command, local_job
-from meshmend.errors import InputError
+from meshmend.errors import InputError, TerminatedError
 from meshmend.processes import without_garbage
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def train_command(
     from meshmend.launch.worker import compute_in_one_thread
 
     compute_in_one_thread()  # before torch is imported, below
+    from meshmend.launch.termination import TERMINATED, terminable
     from meshmend.launch.training import finished_step, new_run_dir, train
     from meshmend.launch.worker import BAD_INPUT
     from meshmend.pages.report.training_summary import train_summary
@@ -116,8 +117,11 @@ def train_command(
                 "--steps"
             )
         return 0
-    with _shown(what.steps, begin) as show:
-        result = train(workload, config, show, page=page)
+    try:
+        with _shown(what.steps, begin) as show, terminable():
+            result = train(workload, config, show, page=page)
+    except TerminatedError:
+        return TERMINATED
     if json:
         print_json(result.summary)
     else:

@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import structs
 
 from meshmend.config import JobConfig, Timing
-from meshmend.errors import InputError
+from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import JobPage, LineReader, PageRequest
@@ -67,6 +67,7 @@ from meshmend.topology.failures import Chip, Failure, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.train.core.worker_environment import coordinator_client
+from meshmend.train.state.checkpoint import LAUNCHER_NOTICE, SAVE_NOTICE, newest_complete
 from meshmend.train.state.digest import load_hash
 from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.listener import listening
@@ -156,6 +157,7 @@ _COORDINATOR_POLICY: Final = RestartPolicy(first_s=0.2, longest_s=0.2)
 _LINGER_S: Final = 3.0  # for the remaining workers to end after the job is over
 _LAST_EVENTS_S: Final = 1.0  # for the coordinator to report the end, once a worker exited with 0
 _FIRST_ANSWER_S: Final = 10.0  # for the coordinator to answer for the first time
+_SAVE_S: Final = 20.0  # less than what Kubernetes and systemd give a process to end
 _FIRST_PLANS_S: Final = 2.0  # for planning before the first worker starts
 IN_TESTBED: Final = {"GLOO_SOCKET_IFNAME": "chip"}  # the interface of a worker in a testbed
 
@@ -179,9 +181,17 @@ def run_elastic(job: ElasticJob) -> Outcome:
             launcher.start()
             launcher.until_over()
             launcher.report_missed()
+        except TerminatedError:
+            launcher.save_before_end()
+            raise
         finally:
             launcher.close()
     return launcher.outcome()
+
+
+def _begin_worker() -> None:
+    SAVE_NOTICE.listen(LAUNCHER_NOTICE)
+    coordinator_client()
 
 
 @contextmanager
@@ -224,6 +234,7 @@ class _Launcher:
         self._started = time.monotonic()
         self._step = 0
         self._sums: SumSizes = job.sums
+        self._saves_to: Path | None = None  # the folder of the job's checkpoints
         self._chip_counts: list[int] = []
         self._handled_pids: set[int] = set()  # processes whose end was handled
         self._failures: list[str] = []
@@ -303,6 +314,30 @@ class _Launcher:
         self._handle_ended_workers(is_last=True)
         if self._over_since is not None and not self._why_failed:
             self._tell_failures()
+
+    def save_before_end(self) -> None:
+        """Let the workers save a checkpoint if the job writes any: SIGTERM ends it now.
+
+        Ends when a step since then is saved, or after `_SAVE_S`; Ctrl-C ends it at once.
+        """
+        folder, since = self._saves_to, self._step
+        if folder is None or self._over_since is not None:
+            return
+        _log.warning("ended by SIGTERM; saving a checkpoint first, for up to %.0f s", _SAVE_S)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout`, for one, sends it twice
+        for child in self._running():
+            with suppress(ProcessLookupError):  # not its group: processes of the script's may be in
+                os.kill(child.pid, LAUNCHER_NOTICE)
+        deadline = time.monotonic() + _SAVE_S
+        while self._running() and self._over_since is None and time.monotonic() < deadline:
+            self._processes.supervisor.serve(_POLL_S)
+            self._supervise_coordinator()
+            self._handle_ended_workers()
+            newest = newest_complete(folder)
+            if newest is not None and newest >= since:
+                _log.warning("saved step %d in %s; --resume goes on from there", newest, folder)
+                return
+        _log.warning("no checkpoint of step %d or later; the newest one stays", since)
 
     def report_missed(self) -> None:
         """Report the faults that were not injected because the job was over before."""
@@ -481,6 +516,8 @@ class _Launcher:
         self._trained.add(event.chip)
         if (child := self._processes.workers.get(event.chip)) is not None:
             self._stepping_pids.add(child.pid)
+        if event.saves_to:
+            self._saves_to = Path(event.saves_to)
         if event.sums and not self._sums:
             self._sums = event.sums
             self._plan_ahead()
@@ -648,7 +685,7 @@ class JobProcesses:
         }
         place = Place(
             chip=chip,
-            first=coordinator_client,
+            first=_begin_worker,
             enter=bed.enter if bed else None,
             environment=variables,
             n_threads=job.n_threads,

@@ -173,6 +173,7 @@ class WorkerStepped(_Kind, frozen=True, tag="stepped"):
     Rank 0 reports every step; the other ranks report their first step of each generation. `at` is
     by the clock that all processes of one machine share. `sums` is what a step sums: how many
     elements of which type. `planned`: how many losses of a board have plans, and of how many.
+    `saves_to` is the folder of the job's checkpoints, if it writes any.
     """
 
     chip: ChipCoordinates
@@ -185,6 +186,7 @@ class WorkerStepped(_Kind, frozen=True, tag="stepped"):
     samples: Count
     sums: tuple[tuple[Count, str], ...] = ()
     planned: tuple[Count, Count] | None = None
+    saves_to: str = ""
 
 
 class WorkerSaved(_Kind, frozen=True, tag="saved"):

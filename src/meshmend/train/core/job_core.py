@@ -790,6 +790,7 @@ class JobCore:
             samples=batch,
             sums=tuple(self.sum_sizes()) if is_first else (),
             planned=self._exchange.planned_losses() if self._exchange else None,
+            saves_to=self._saving.folder if is_first else "",
         )
         coordinator_client().report(stepped)
 

@@ -78,10 +78,10 @@ class SaveNotice:
         self.is_given = False
         self._since: int | None = None
 
-    def listen(self) -> None:
-        """Take SIGTERM as the notice, instead of dying of it; forget those of a parent process."""
+    def listen(self, number: int = signal.SIGTERM) -> None:
+        """Take a signal as the notice, instead of dying of it; forget those of a parent process."""
         self.is_given, self._since = False, None
-        signal.signal(signal.SIGTERM, self._give)
+        signal.signal(number, self._give)
 
     def is_due(self, folder: Path, step: int) -> bool:
         """Whether the step that was just done must be saved, in a folder of checkpoints."""
@@ -100,6 +100,8 @@ class SaveNotice:
 
 
 SAVE_NOTICE = SaveNotice()  # of this process
+# The notice of a launcher to its own workers, which SIGTERM ends: who tries `kill` means it.
+LAUNCHER_NOTICE: Final = signal.SIGRTMIN
 
 
 # One chip's part of a step, and the state that all parts make up.

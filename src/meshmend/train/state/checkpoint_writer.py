@@ -260,6 +260,11 @@ class StepSaving:
             CheckpointWriter(saving, framework, failures, self._announce, owner) if saving else None
         )
 
+    @property
+    def folder(self) -> str:
+        """The folder of the checkpoints, wherever a process looks from; empty if there is none."""
+        return str(self._saving.folder.absolute()) if self._saving else ""
+
     def save(
         self,
         state: Callable[[], State],

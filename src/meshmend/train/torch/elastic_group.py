@@ -457,6 +457,7 @@ class ElasticGroup:
             loss=None if self._samples is None else self.loss,
             samples=0 if self._samples is None else self._samples.batch,
             sums=(MEETING_SUM, *self._tile_sums()) if is_first else (),
+            saves_to=self._checkpoints.folder if self._checkpoints and is_first else "",
         )
         coordinator_client().report(stepped)
 

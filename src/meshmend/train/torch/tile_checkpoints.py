@@ -35,6 +35,11 @@ class TileCheckpoints:
             saving, TORCH, WriteFailures(environment), environment, self._owner
         )
 
+    @property
+    def folder(self) -> str:
+        """The folder of the checkpoints; empty if there is none."""
+        return self._saving.folder
+
     def save(
         self,
         state: Callable[[bool], State],
