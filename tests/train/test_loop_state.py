@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from commanding import meshmend_run  # noqa: E402
+from meshmend.train.torch.learner import TorchLearner  # noqa: E402
 from meshmend.train.torch.loop_state import LoopState  # noqa: E402
 
 _SCHEDULERS: dict[str, Callable[[Any], Any]] = {
@@ -132,3 +133,22 @@ for (inputs,) in job:
     assert ended.returncode == 1
     assert "must not step its StepLR: a batch of 2 gives some of the 3 chips" in ended.stderr
     assert "use a batch of at least 3, or step it in the optimizer" in ended.stderr
+
+
+def test_a_chip_that_takes_a_state_freezes_and_thaws_what_the_loop_of_the_other_did() -> None:
+    """What was frozen before the job was made stays so. Chips in different turns are not told."""
+
+    def chip(loop_freezes: int) -> tuple[Any, TorchLearner]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
+        model[0].requires_grad_(False)
+        learner = TorchLearner(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model[loop_freezes].requires_grad_(False)
+        return model, learner
+
+    (_, learner), (model, other) = chip(1), chip(2)
+    assert learner.digest() == other.digest()
+
+    other.load(learner.state())
+
+    assert [layer.weight.requires_grad for layer in model] == [False, False, True]

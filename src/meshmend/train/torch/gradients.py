@@ -15,6 +15,7 @@ in all generations. The last bucket is summed when the step ends, and also holds
 - what a job has to tell of each chip, such as how long it computed: a number for each.
 """
 
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -288,6 +289,11 @@ class Gradients:
         """Change the buffers by what the step has changed on all chips, after `give_gradients`."""
         for each, changes in zip(self._buffers, self._changes_of, strict=True):
             each.change(changes)
+
+    def freeze(self, names: Container[str]) -> None:
+        """Freeze some parameters, and no others of those that the job was made with."""
+        for parameter, name in self._names.items():
+            parameter.requires_grad_(name not in names)
 
     def _refuse_thawed(self) -> None:
         """Raise InputError if a gradient would be left out of the sums."""

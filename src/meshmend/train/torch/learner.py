@@ -265,10 +265,8 @@ class TorchLearner:
         """Replace these parts by those of another chip or of a checkpoint."""
         self._model.load_state_dict(state["model"])
         load_other_buffers(self._model, state.get("buffers", {}))
-        frozen = set(state.get("frozen", ()))  # by the loop: a chip that joins has not seen that
-        for name, parameter in self._model.named_parameters():
-            if name in frozen:
-                parameter.requires_grad_(False)
+        if "frozen" in state:  # by the loop: a chip that joins has not seen that
+            self._gradients.freeze(set(state["frozen"]))
         self._gradients.remember()
         if state.get("progress", {}).get("step") != 0:  # else the job begins with it
             self._gradients.skip_check()
@@ -289,7 +287,9 @@ class TorchLearner:
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each tensor of the state by its name, and each plain value."""
         also = [part.state_dict() if is_compared(part) else {} for part in self._also]
-        return TORCH.digest_parts(self.state() | {"also": also})
+        state = self.state() | {"also": also}
+        del state["frozen"]  # a loop may change it in a turn that not all chips have begun
+        return TORCH.digest_parts(state)
 
     def part_name(self, name: str) -> str:
         """Return the name of a part of the state, with that of the parameter it belongs to."""
