@@ -172,6 +172,11 @@ class JobCore:
         every = settings.check_shares
         every = self._environment.check_shares if every is None else every
         check_settings(every, settings.policy)
+        shares = settings.shares or self._environment.shares
+        check_shares_by(shares)
+        self._on_wrong_result = settings.on_wrong_result or self._environment.on_wrong_result
+        check_wrong_policy(self._on_wrong_result)
+
         failures = WriteFailures(self._environment)
         resume = folder_to_resume(settings.resume, settings.saving)
         self._owner = folder_owner(settings.saving, resume, self._environment.run_id)
@@ -184,34 +189,44 @@ class JobCore:
             self._order,
             on_failure=lambda why: failures.report("its ledger", why),
         )
+
+        # The training state, and what all chips know alike.
         self.step_number = 0  # steps done
         self.loss: float | None = None  # mean over all samples of the last step
         self._position = 0
         self._saved_step = 0  # the last step of which a checkpoint was begun
-        self.share: Share | None = None  # of the step in flight; None if there is none
-        self._samples: Indices | None = None  # of the share
-        self._reported = 0  # the last generation in which this chip reported a step
-        self.is_stopping = False  # this chip wants the step in flight to be the last
-        self._is_stopped = False  # all chips have agreed on that
         self.is_overwritten = False  # the state is a part of this chip's and a part of others'
-        self._culprits: Culprits | None = None  # of the step in flight
-        self._non_finite = NonFinite(settings.non_finite, self._environment)
-        shares = settings.shares or self._environment.shares
-        check_shares_by(shares)
+        self._is_stopped = False  # all chips have agreed that the last step was the last one
+        self._right_until: int | None = None  # set while the state of all chips may be wrong
         self._speeds = ChipSpeeds() if shares == BY_SPEED else None
         self._links = ""  # speeds of links that were found, as of the last step
+
+        # The step in flight.
+        self.share: Share | None = None  # None if there is no such step
+        self._samples: Indices | None = None  # of the share
+        self._second: int | None = None  # the rank of a share that is computed a second time
         self._began = 0.0  # when this chip began to compute its share
-        self._checks: ShareChecks | None = None  # None if nothing is computed twice
+        self.is_stopping = False  # this chip wants it to be the last
+        self._culprits: Culprits | None = None
+        self._finding: Finding | None = None  # why it does not count
         self.after_step: list[Callable[[], object]] = []  # called after each step that counts
+        self._non_finite = NonFinite(settings.non_finite, self._environment)
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
+        self._reported = 0  # the last generation in which this chip reported a step
+
+        # None if this chip trains alone.
         self._exchange: Exchange | None = None
         self._loop: WorkerLoop | None = None
-        self._sharding: Sharding | None = None
-        self.calls: SharedCalls | None = None  # None if this chip trains alone
+        self._sharding: Sharding | None = None  # None if nothing is sharded
+        self._checks: ShareChecks | None = None  # None if nothing is computed twice
+        self._comparison: StateComparison | None = None
+        self._compared_in = 0  # the last generation whose chips were compared after the last step
+        self.calls: SharedCalls | None = None
         if resume is not None:
             self._resume(resume)
         if self._environment.identity is None:
             _refuse_one_of_many()
+            self._sums = StepSums(learner, None, self._before_sum)
         else:
             _claim_process()
             watch_links = self._environment.exchange_settings.watch_links
@@ -224,43 +239,39 @@ class JobCore:
                 fabric=fabric.name if fabric else "",
             )
             coordinator_client().set_fingerprint(told)
-            self._exchange = exchange_of(self._environment)
-            transfer = StateTransfer(self, self._exchange)
-            if make_sharding is not None:
-                self._sharding = make_sharding(self, self._exchange, transfer.exchanged)
-            self._loop = WorkerLoop(
-                self._environment.chip,
-                self,
-                coordinator_client(),
-                self._exchange,
-                self._self_injection,
-                catch_up=(self._sharding or transfer).catch_up,
-            )
-        self._sums = StepSums(learner, self._exchange, self._before_sum)
-        self._comparison: StateComparison | None = None  # None if this chip trains alone
-        self._sum_check: SumCheck | None = None
-        self._second: int | None = None  # the rank of a share that is computed a second time
-        self._finding: Finding | None = None  # why the step in flight does not count
-        self._compared_in = 0  # the last generation whose chips were compared after the last step
-        self._right_until: int | None = None  # set while the state of all chips may be wrong
-        self._on_wrong_result = settings.on_wrong_result or self._environment.on_wrong_result
-        check_wrong_policy(self._on_wrong_result)
-        if self._loop and self._exchange:
-            is_mended = every > 0 and self._sharding is None
-            self._comparison = StateComparison(
-                learner,
-                self._exchange,
-                self._environment.chip,
-                every=settings.compare_every,
-                more=self._compared_progress,
-                mend=self._mend if is_mended else None,
-            )
-            if every:
-                self._checks = ShareChecks(learner, self._exchange, every=every)
-                self._sum_check = SumCheck(learner, self._exchange)
-            self.calls = SharedCalls(
-                self, learner, self._sums, self._loop, self._exchange, self._give_state
-            )
+            self._sums = self._join(make_sharding, check_every=every)
+
+    def _join(self, make_sharding: MakeSharding | None, *, check_every: int) -> StepSums:
+        """Make what a chip has that trains with others; return its sums with them."""
+        learner, chip = self._learner, self._environment.chip
+        exchange = exchange_of(self._environment)
+        transfer = StateTransfer(self, exchange)
+        if make_sharding is not None:
+            self._sharding = make_sharding(self, exchange, transfer.exchanged)
+        loop = WorkerLoop(
+            chip,
+            self,
+            coordinator_client(),
+            exchange,
+            self._self_injection,
+            catch_up=(self._sharding or transfer).catch_up,
+        )
+        is_mended = check_every > 0 and self._sharding is None
+        self._comparison = StateComparison(
+            learner,
+            exchange,
+            chip,
+            every=self._settings.compare_every,
+            more=self._compared_progress,
+            mend=self._mend if is_mended else None,
+        )
+        if check_every:
+            sums = SumCheck(learner, exchange)
+            self._checks = ShareChecks(learner, exchange, every=check_every, sums=sums)
+        step_sums = StepSums(learner, exchange, self._before_sum)
+        self.calls = SharedCalls(self, learner, step_sums, loop, exchange, self._give_state)
+        self._exchange, self._loop = exchange, loop
+        return step_sums
 
     @property
     def chips(self) -> tuple[Chip, ...]:
@@ -408,10 +419,6 @@ class JobCore:
             has_moved_state = self._loop.has_moved_state
             if self._checks is not None:
                 second = self._checks.begin(self.step_number)
-            if self._sum_check is not None and second:
-                self._sum_check.begin(self.step_number)
-            elif self._sum_check is not None:
-                self._sum_check.end()
             self._comparison.begin(
                 self.step_number, has_moved_state=has_moved_state, is_due=bool(second)
             )
@@ -581,8 +588,6 @@ class JobCore:
             self._flip_payload(Part.GRADIENT)
         if self._checks is not None:
             self._checks.note_own(number)
-        if self._sum_check is not None:
-            self._sum_check.note(number)
 
     def _flip_payload(self, part: Part) -> None:
         """Flip a bit of this chip's part of its first sum, or of the sum, if a fault is due."""
@@ -627,9 +632,7 @@ class JobCore:
     def _compare(self, comparison: StateComparison) -> Finding | None:
         """Compare states and shares, if that is due; return why the step does not count, if so."""
         checks, chips = self._checks, self.chips
-        told = None
-        if checks is not None and self._sum_check is not None:
-            told = [checks.told(), self._sum_check.told()]
+        told = None if checks is None else checks.told()
         compared = comparison.complete(self.step_number, chips, told=told)
         if compared is not None and (compared.mended or compared.wrong):
             wrong = tuple(self.chips.index(chip) for chip in compared.wrong)
@@ -637,12 +640,7 @@ class JobCore:
         if checks is None:
             return None
         if compared is not None and checks.kind is not Kind.NOTHING:
-            assert self._sum_check is not None
-            wrong_sums = self._sum_check.wrong_ranks([sums for _, sums in compared.told])
-            finding = checks.judge_sums(self.step_number, wrong_sums, chips)
-            if not finding.is_void:
-                shares = [each for each, _ in compared.told]
-                finding = checks.judge(self.step_number, shares, chips)
+            finding = checks.judge(self.step_number, compared.told, chips)
             return finding if finding.is_void else None
         is_strange = self._culprits is not None and checks.force(self.step_number)
         return Finding(is_void=True) if is_strange else None

@@ -10,8 +10,9 @@ When a generation begins, all chips compute one share twice: if that is not bit 
 everywhere, no check could tell right from wrong. At the beginning of a job it is then refused;
 later, a chip that differs from most others is wrong.
 
-Knows ranks and hashes, but neither samples nor sums. All chips get the same numbers, and conclude
-the same.
+In the same steps some elements of a sum are checked too: see `sum_checks`.
+
+Knows ranks and hashes, but no samples. All chips get the same numbers, and conclude the same.
 """
 
 from collections import Counter, deque
@@ -25,6 +26,7 @@ from meshmend.errors import InputError, WrongResultError
 from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
+from meshmend.train.core.sum_checks import SumCheck
 from meshmend.train.state.digest import total_of
 
 Hashes = dict[str, int]  # by the name of a parameter
@@ -107,10 +109,13 @@ RIGHT: Final = Finding()
 
 
 class ShareChecks:
-    """One chip's part in computing shares twice."""
+    """One chip's part in computing shares twice, and in checking `sums` where there are some."""
 
-    def __init__(self, learner: Learner, exchange: Exchange, *, every: int) -> None:
+    def __init__(
+        self, learner: Learner, exchange: Exchange, *, every: int, sums: SumCheck | None = None
+    ) -> None:
         self._learner, self._exchange, self._every = learner, exchange, every
+        self._sums = sums
         self.kind = Kind.NOTHING  # of the step in flight
         self._own: Hashes = {}  # of what this chip puts into the sums
         self._second: list[Hashes | None] = []  # of each share that it computes besides
@@ -131,6 +136,12 @@ class ShareChecks:
 
     def begin(self, step: int) -> list[int]:
         """Begin the step after this one; return the ranks whose shares to compute too."""
+        second = self._begin_shares(step)
+        if self._sums is not None:
+            self._sums.begin(step, is_checked=bool(second))
+        return second
+
+    def _begin_shares(self, step: int) -> list[int]:
         number, n_ranks = self._exchange.generation_number, self._exchange.mesh.n_live
         self._own, self._second = {}, []
         if self._disputed_in != number:
@@ -190,6 +201,8 @@ class ShareChecks:
         """Take the hash of what this chip puts into a sum; it is complete now."""
         if self.kind is Kind.CHECK:
             self._own |= self._learner.payload_hashes(number)
+        if self._sums is not None:
+            self._sums.note(number)
 
     def add_second(self) -> None:
         """Take the hash of a second share, which the payloads hold now."""
@@ -205,7 +218,8 @@ class ShareChecks:
     def told(self) -> Any:
         """Return what this chip tells the others of the step in flight."""
         seconds = ["" if each is None else _joined(each) for each in self._second]
-        return [_joined(self._own), seconds, self.right_until, self._told_disputed()]
+        sums = self._sums.told() if self._sums is not None else None
+        return [_joined(self._own), seconds, self.right_until, self._told_disputed(), sums]
 
     def _told_disputed(self) -> Any:
         """Return the hashes by parameter of what is in dispute, if this chip has computed it."""
@@ -220,7 +234,12 @@ class ShareChecks:
             InputError: the chips do not compute the same, so that nothing can be checked.
             WrongResultError: it cannot be said which chip is wrong.
         """
-        known = [right for _, _, right, _ in told if right is not None]
+        if self._sums is not None:
+            wrong_sums = self._sums.wrong_ranks([sums for *_, sums in told])
+            finding = self.judge_sums(step, wrong_sums, chips)
+            if finding.is_void:
+                return finding
+        known = [right for _, _, right, *_ in told if right is not None]
         self.right_until = max(known, default=None)
         match self.kind:
             case Kind.NOTHING:

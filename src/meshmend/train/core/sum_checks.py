@@ -30,12 +30,12 @@ class SumCheck:
         self._sums_again: Any = None
         self._before: Any = None  # what this chip has put in
 
-    def begin(self, step: int) -> None:
-        """Choose a sum and some elements of it, the same on all chips."""
+    def begin(self, step: int, *, is_checked: bool = True) -> None:
+        """Choose a sum and some elements of it, the same on all chips, if the step is checked."""
         sizes = self._learner.sum_sizes()
         numbers = [at for at, (n, dtype) in enumerate(sizes) if n > 0 and dtype in _TYPES]
         self._number = -1
-        if not numbers:
+        if not numbers or not is_checked:
             return
         chance = random.Random(f"{self._exchange.generation_number} {step}")
         self._number = chance.choice(numbers)
@@ -43,10 +43,6 @@ class SumCheck:
         element = chance.randrange(n_elements)
         _, stop, self._sums_again = self._exchange.sum_order(n_elements, dtype, element)
         self._span = slice(element, min(stop, element + _MOST_ELEMENTS))
-
-    def end(self) -> None:
-        """Check no sum until `begin`."""
-        self._number = -1
 
     def note(self, number: int) -> None:
         """Keep what this chip puts into a sum, which begins now."""
