@@ -48,6 +48,7 @@ def check_bitwise(schedule: Schedule, n_slices: int) -> None:
         ("1x5", "exchange"),
         ("6", "exchange"),
         ("2x2x3", "exchange-2"),
+        ("4x4", "regions-4"),
         ("4x4x4", "exchange"),
         ("4x4x4", "exchange-2"),
     ],
@@ -66,7 +67,7 @@ def test_rings_of_two_chips_exchange_over_their_only_link(shape: str, name: str)
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from(["exchange", "exchange-1"]),
+    name=st.sampled_from(["exchange", "exchange-1", "regions-2"]),
     n_elements=st.integers(0, 40) | st.integers(0, 5000),
     n_slices=st.integers(1, 50),
     dtype=st.sampled_from(["float32", "float16", "uint8", "int64"]),

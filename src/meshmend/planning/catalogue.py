@@ -24,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from meshmend.planning.colour_search import quick_colours
+from meshmend.planning.exchange_prices import REGIONS
 from meshmend.planning.owner_search import is_ring_faster
 from meshmend.planning.plan import AUTO, Plan, fastest_trees, plan
 from meshmend.planning.proof import prove
@@ -57,9 +58,9 @@ _ON = " on "
 QUICK = "quick"  # trees for a sum, without a search; not a name for users
 ONE_HOST_CHUNK_BYTES = 1 << 15  # with shorter chunks trees are faster, measured on 4 to 16 ranks
 # Processes copy every byte that they get, and here a chip gets the sums of others whole: those of
-# its lines, or of all chips. On 16 processes and two cores an exchange of 256 KB took 1.7 times as
-# long as trees, and one of 4 KB as long.
-_OF_WHOLE_SUMS = frozenset({"exchange", "direct", "flood"})
+# its lines, of all chips, or of regions. On 16 processes and two cores an exchange of 256 KB took
+# 1.7 times as long as trees, and one of 4 KB as long.
+_OF_WHOLE_SUMS = frozenset({"exchange", "direct", "flood", *REGIONS})
 # Their chunks are sums of a line. On 4x4, 64 and 256 KiB took 1.1 to 1.2 times as long as on trees,
 # on one host and on a network; as a torus on a network 0.74 and 0.96 times.
 _ON_RINGS = frozenset({"exchange-1", "exchange-2"})

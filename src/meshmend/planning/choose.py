@@ -14,7 +14,13 @@ import numpy as np
 
 from meshmend.errors import TopologyError
 from meshmend.planning.cache import Cache
-from meshmend.planning.exchange_prices import EXPRESS, SCATTERED_AXES, WHOLE_SUMS, exchange_skew
+from meshmend.planning.exchange_prices import (
+    EXPRESS,
+    REGIONS,
+    SCATTERED_AXES,
+    WHOLE_SUMS,
+    exchange_skew,
+)
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.pricing import TREES, Price, names_to_try, price
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
@@ -42,7 +48,7 @@ _MOST_RANKS_TIMES_TREES = 30_000  # of many trees whose pipeline is searched for
 
 _MOST_SIMULATED = 512  # chips: beyond, loads alone choose an all-to-all, which has a million rows
 _CHIPS_OF_OWN_SLICES = 64  # up to here a schedule's slices are searched for in milliseconds
-_WITH_SCRATCH = frozenset({*SCATTERED_AXES, *WHOLE_SUMS})
+_WITH_SCRATCH = frozenset({*SCATTERED_AXES, *WHOLE_SUMS, *REGIONS})
 
 _known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
 
@@ -218,7 +224,7 @@ def _in_order(question: Question) -> list[str]:
     share = (mesh.n_live - 1) / max(1, len(mesh.links))
     bytes_s = share * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
     short = _SHORT * bytes_s < 2 * mesh_figures(mesh).radius * fabric.hop_latency_s
-    first = {*SCATTERED_AXES, *WHOLE_SUMS, EXPRESS} if short else set()
+    first = {*_WITH_SCRATCH, EXPRESS} if short else set()
     return sorted(names, key=lambda name: name not in first)
 
 

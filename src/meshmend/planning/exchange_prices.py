@@ -1,6 +1,6 @@
 """What algorithms for short payloads cost: times that they cannot beat, and their delays.
 
-These are exchanges, `direct`, `flood` and `express`, and for delays an all-to-all.
+These are exchanges, `direct`, `flood`, regions and `express`, and for delays an all-to-all.
 """
 
 from typing import Final
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.priority import delay_slices, remaining_hops
+from meshmend.schedule.regions import n_region_chunks
 from meshmend.schedule.rings_nd import axis_orders
 from meshmend.schedule.table import Schedule
 from meshmend.topology.fabric import Fabric
@@ -45,6 +46,7 @@ TWO_ROOTS_SKEW: Final = 4.0
 DIRECT: Final = "direct"
 FLOOD: Final = "flood"
 WHOLE_SUMS: Final = frozenset({DIRECT, FLOOD})
+REGIONS: Final = {"regions-2": 2, "regions-4": 4, "regions-8": 8}
 PAIRS: Final = "pairs"
 ALL_TO_ALL: Final = frozenset({PAIRS, "relays"})
 # 8x8 as a torus at 1 MB a pair takes 1.08 times the limit without delays, 1.023 with a skew of 1 or
@@ -64,6 +66,8 @@ def exchange_skew(mesh: Mesh, name: str) -> float:
         return TWO_ROOTS_SKEW
     if name in ALL_TO_ALL:
         return ALL_TO_ALL_SKEW
+    if name in REGIONS:
+        return SKEW
     is_uneven = bool(mesh.failed or mesh.failed_links) or not all(
         wraps or size <= 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
     )
@@ -112,6 +116,22 @@ def least_whole_sums_s(mesh: Mesh, fabric: Fabric, payload_bytes: float, name: s
     busiest = max(n_entered, hops / (2 * len(mesh.links)))
     hops_s = figures.diameter * fabric.hop_latency_s + fabric.message_overhead_s
     return max(busiest * message_s, hops_s)
+
+
+def least_regions_s(mesh: Mesh, fabric: Fabric, payload_bytes: float, name: str) -> float:
+    """Return a time that regions cannot beat: messages on the links, and hops.
+
+    In each chunk every chip but a centre sends its sum, and every chip gets those of all regions,
+    a centre all but its own.
+    """
+    n, n_regions, figures = mesh.n_live, REGIONS[name], mesh_figures(mesh)
+    n_chunks = n_region_chunks(n_regions)
+    n_messages = (n - n_regions) + n_regions * (n - 1)
+    busiest = max(n_messages / (2 * len(mesh.links)), (n_regions - 1) / figures.min_degree)
+    bytes_s = payload_bytes / fabric.link_bandwidth_bytes_per_s
+    busy_s = busiest * (n_chunks * fabric.message_overhead_s + bytes_s)
+    hop_s = fabric.hop_latency_s + fabric.message_overhead_s
+    return max(busy_s, figures.diameter * hop_s)
 
 
 def least_express_s(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> float:

@@ -3,11 +3,13 @@
 from meshmend.planning.exchange_prices import (
     EXPRESS,
     PAIRS,
+    REGIONS,
     SCATTERED_AXES,
     TWO_ROOTS,
     WHOLE_SUMS,
     least_exchange_s,
     least_express_s,
+    least_regions_s,
     least_whole_sums_s,
 )
 from meshmend.planning.target import Question
@@ -71,6 +73,8 @@ def least_time(question: Question, name: str) -> float:
         return least_exchange_s(question.mesh, fabric, question.payload_bytes, name)
     if name in WHOLE_SUMS:
         return least_whole_sums_s(question.mesh, fabric, question.payload_bytes, name)
+    if name in REGIONS:
+        return least_regions_s(question.mesh, fabric, question.payload_bytes, name)
     if name == PAIRS:
         block_s = question.payload_bytes / n / fabric.link_bandwidth_bytes_per_s
         return straight_blocks(question.mesh) * block_s

@@ -8,6 +8,7 @@ from meshmend.topology.fabric import parse_fabric
 SUM_NAMES = (
     *("trees", "ring-1d", "two-d", "row-pair", "ft-two-d", "rings-nd"),
     *("exchange", "exchange-1", "exchange-2", "direct", "flood"),
+    *("regions-2", "regions-4", "regions-8"),
     *("express", "two-roots", "rank-ring"),
 )
 ALGORITHM_NAMES = (*SUM_NAMES, "pairs", "relays")  # the last two are for an all-to-all

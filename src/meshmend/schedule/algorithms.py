@@ -7,6 +7,7 @@ from types import MappingProxyType
 from meshmend.errors import UnsupportedError
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.all_to_all import check_relays, pairs, relays
+from meshmend.schedule.regions import check_regions, regions_2, regions_4, regions_8
 from meshmend.schedule.ring_builders import ft_two_d, rank_ring, ring_1d, row_pair, two_d
 from meshmend.schedule.rings_nd import (
     check_exchange,
@@ -179,6 +180,36 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
                 "any connected mesh or torus of at most 255 chips, any failures",
                 "every chip hands the payloads of all on to its neighbours: for some kilobytes on "
                 "few chips around large holes",
+                _ALLREDUCE,
+            ),
+            Algorithm(
+                "regions-2",
+                regions_2,
+                lambda mesh: check_regions(mesh, n_regions=2),
+                "",
+                "any connected mesh or torus of 4 to 1024 chips, any failures",
+                "two regions sum, and every chip gets the sum of each: for payloads that take "
+                "as long as their hops on broken tori",
+                _ALLREDUCE,
+            ),
+            Algorithm(
+                "regions-4",
+                regions_4,
+                lambda mesh: check_regions(mesh, n_regions=4),
+                "",
+                "any connected mesh or torus of 8 to 1024 chips, any failures",
+                "four regions sum, and every chip gets the sum of each: for payloads that take "
+                "about a third as long as their hops on broken tori",
+                _ALLREDUCE,
+            ),
+            Algorithm(
+                "regions-8",
+                regions_8,
+                lambda mesh: check_regions(mesh, n_regions=8),
+                "",
+                "any connected mesh or torus of 16 to 1024 chips, any failures",
+                "eight regions sum, and every chip gets the sum of each: for payloads that take "
+                "about a sixth as long as their hops on broken tori",
                 _ALLREDUCE,
             ),
             Algorithm(

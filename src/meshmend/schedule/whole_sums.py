@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from meshmend.errors import UnsupportedError
 from meshmend.schedule.ring_builders import NamedRows
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
-from meshmend.topology.graph import distances_from
+from meshmend.topology.graph import all_distances
 from meshmend.topology.mesh import Mesh
 
 MOST_CHIPS = 255  # a row names its buffers in one byte
@@ -37,7 +37,7 @@ def direct(mesh: Mesh, collective: Collective) -> Schedule:
         UnsupportedError: too many chips.
     """
     check_whole_sums(mesh, "direct")
-    hops = _hops(mesh)
+    hops = all_distances(mesh)
     source, target = np.nonzero(hops)
     far_first = np.argsort(-hops[source, target], kind="stable")
     source, target = source[far_first], target[far_first]
@@ -52,7 +52,7 @@ def flood(mesh: Mesh, collective: Collective) -> Schedule:
         UnsupportedError: too many chips.
     """
     check_whole_sums(mesh, "flood")
-    hops, n_ports = _hops(mesh), mesh.neighbor_ranks.shape[1]
+    hops, n_ports = all_distances(mesh), mesh.neighbor_ranks.shape[1]
     first = _senders(mesh, hops, range(n_ports))
     second = _senders(mesh, hops, range(n_ports - 1, -1, -1))
     origin, target = np.nonzero(hops)
@@ -75,11 +75,6 @@ def flood(mesh: Mesh, collective: Collective) -> Schedule:
     origin, sender, target, lo, hi = table[:, near_first]
     rows = Rows(sender, target, lo, hi, COPY, origin, origin)
     return _schedule(mesh, collective, "flood", [("hand on", rows)], n_chunks=2)
-
-
-def _hops(mesh: Mesh) -> NDArray[np.int32]:
-    """Return the hops between all pairs of ranks."""
-    return np.stack([distances_from(mesh, rank) for rank in range(mesh.n_live)])
 
 
 def _senders(mesh: Mesh, hops: NDArray[np.int32], ports: range) -> NDArray[np.int64]:

@@ -46,6 +46,11 @@ def distances_from(mesh: Mesh, rank: int) -> NDArray[np.int32]:
     return distance
 
 
+def all_distances(mesh: Mesh) -> NDArray[np.int32]:
+    """Return the hops between all pairs of ranks, -1 where no path exists."""
+    return np.stack([distances_from(mesh, rank) for rank in range(mesh.n_live)])
+
+
 def distances_from_any(mesh: Mesh, ranks: NDArray[np.integer]) -> NDArray[np.int32]:
     """Return the hops from the nearest of these ranks to every rank, -1 where no path exists."""
     distance = np.full(mesh.n_live, -1, dtype=np.int32)
