@@ -7,6 +7,9 @@ import pytest
 import torch
 import torch.distributed
 
+from meshmend.train.state.state_tree import merged, tree_of
+from meshmend.train.state.torch_state import TORCH
+from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.local_steps import LocalSteps
 from meshmend.train.torch.local_tensors import is_dtensor, local_of
 
@@ -104,3 +107,34 @@ def test_what_needs_more_than_parts_is_left_alone(mesh: Any) -> None:
 
     assert torch.equal(local_of(weight), torch.zeros(7, 3))
     assert len(steps._handles) == 2
+
+
+def test_a_second_optimizer_and_what_is_frozen_come_from_a_checkpoint_as_they_were(
+    mesh: Any,
+) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    def objects() -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 5)
+        fully_shard(model, mesh=mesh)
+        return model, torch.optim.Adam([model.weight]), torch.optim.SGD([model.bias], momentum=0.9)
+
+    made = objects()
+    for parameter in made[0].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for each in made[1:]:
+        each.step()
+    made[0].get_parameter("bias").requires_grad_(False)
+    saved = GroupState(made, is_part=True).whole_state()
+    read = merged([tree_of(saved, TORCH.raw)]).state(TORCH.tensor)
+    again = objects()
+
+    GroupState(again, is_part=True).load_whole(read)
+
+    assert not again[0].get_parameter("bias").requires_grad
+    for old, new in zip(made[1:], again[1:], strict=True):
+        for before, after in zip(old.state.values(), new.state.values(), strict=True):
+            for key, value in before.items():
+                assert is_dtensor(after[key]) == is_dtensor(value), key
+                assert torch.equal(local_of(after[key]).view(-1), local_of(value).view(-1))

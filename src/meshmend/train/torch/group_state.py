@@ -129,6 +129,7 @@ class GroupState:
         state = {
             "model": model.state_dict(),
             "buffers": other_buffers(model),
+            "frozen": [name for name, each in model.named_parameters() if not each.requires_grad],
             "optimizer": self._saved_state_of(optimizer),
             "also": [self._saved_state_of(each) for each in others],
         }
@@ -144,26 +145,19 @@ class GroupState:
         model, optimizer, *others = self.objects
         assert isinstance(model, torch.nn.Module)
         assert isinstance(optimizer, torch.optim.Optimizer)
-        like = model.state_dict()
-        if like.keys() != state["model"].keys() or len(others) != len(state["also"]):
-            raise InputError("the checkpoint is of another model: its tensors have other names")
-        with torch.no_grad():
-            for name, value in state["model"].items():
-                local_of(like[name]).copy_(_own_part(like[name], value, name))
+        if len(others) != len(state["also"]):
+            raise InputError(
+                f"the checkpoint is of another job: build returns {len(others)} objects after the "
+                f"model and its optimizer, but the checkpoint has {len(state['also'])}"
+            )
+        _load_whole(model, state["model"])
         load_other_buffers(model, state.get("buffers", {}))
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        by_parameter = {
-            number: {
-                name: _own_part(parameters[number], value, name)
-                if isinstance(value, torch.Tensor) and value.shape == parameters[number].shape
-                else value
-                for name, value in values.items()
-            }
-            for number, values in state["optimizer"]["state"].items()
-        }
-        _load_optimizer(optimizer, {**state["optimizer"], "state": by_parameter})
-        for each, its_state in zip(others, state["also"], strict=True):
-            each.load_state_dict(its_state)
+        for name in state.get("frozen", ()):
+            model.get_parameter(name).requires_grad_(False)
+        for each, its_state in zip(
+            self.objects[1:], (state["optimizer"], *state["also"]), strict=True
+        ):
+            _load_whole(each, its_state)
 
     def load(self, state: Mapping[str, Any]) -> int:
         """Replace the states of all objects; return the steps done.
@@ -318,6 +312,32 @@ def _load_module(module: torch.nn.Module, packed_state: dict[str, Any]) -> None:
         parameter.requires_grad_(name not in packed_state["frozen"])
     for name, each in module.named_modules():
         each.training = name not in packed_state["resting"]
+
+
+@torch.no_grad()
+def _load_whole(each: Stateful, state: dict[str, Any]) -> None:
+    """Load this chip's part of the whole state of an object."""
+    if isinstance(each, torch.nn.Module):
+        like = each.state_dict()
+        if like.keys() != state.keys():
+            raise InputError("the checkpoint is of another model: its tensors have other names")
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                local_of(like[name]).copy_(_own_part(like[name], value, name))
+    elif isinstance(each, torch.optim.Optimizer):
+        parameters = [parameter for group in each.param_groups for parameter in group["params"]]
+        by_parameter = {
+            number: {
+                name: _own_part(parameters[number], value, name)
+                if isinstance(value, torch.Tensor) and value.shape == parameters[number].shape
+                else value
+                for name, value in values.items()
+            }
+            for number, values in state["state"].items()
+        }
+        _load_optimizer(each, {**state, "state": by_parameter})
+    else:
+        each.load_state_dict(state)
 
 
 @torch.no_grad()
