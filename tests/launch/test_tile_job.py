@@ -10,6 +10,8 @@ import torch
 from torch.utils.data import default_collate
 
 from commanding import Ended, import_sharding, meshmend_run
+from meshmend.errors import InputError
+from meshmend.train import Saving, TileJob
 from meshmend.train.data.samples import Order
 from meshmend.train.state.checkpoint_export import read_checkpoint
 
@@ -347,6 +349,16 @@ def test_what_tiles_cannot_train_is_refused_in_one_line(
     assert ended.returncode == 2, ended.stderr
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_checkpoints_need_an_elastic_job(tmp_path: Path) -> None:
+    """Without one nobody says which chips are there: none would have been written."""
+    job = TileJob(
+        lambda mesh: (), [0, 1], tile="1x2", batch=2, steps=1, saving=Saving(tmp_path, every=1)
+    )
+
+    with pytest.raises(InputError, match="needs a job of meshmend run --elastic"):
+        next(iter(job))
 
 
 @pytest.mark.slow

@@ -124,6 +124,11 @@ class TileJob:
             InputError: a model does not fit its tile, or there are fewer samples than chips.
             JobFailedError: no chips have all parts of a state to go on from.
         """
+        if self._saving is not None and worker_environment().identity is None:
+            raise InputError(
+                "TileJob(saving=...) needs a job of meshmend run --elastic, but this process was "
+                "started without it; add --elastic, or save with torch.distributed.checkpoint"
+            )
         if not dist.is_initialized():
             dist.init_process_group("meshmend")
         group = elastic_group()
