@@ -4,6 +4,7 @@ Run with `make engines`.
 """
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -361,6 +362,21 @@ def test_the_example_trains_a_function_on_a_cluster(cluster: Any) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "trained"
+
+
+def test_ray_train_sums_on_our_backend_and_starts_again_after_a_kill() -> None:
+    example = Path(__file__).parents[2] / "examples" / "ray" / "ray_train.py"
+    environment = {**os.environ, "RAY_ADDRESS": "local"}  # a cluster of its own, of four processors
+    done = subprocess.run(
+        [sys.executable, example, "--kill-at", "15"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^backend meshmend: steps (1|11) to 30, loss", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("it is broken"), InputError("it cannot be")])
