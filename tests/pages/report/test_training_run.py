@@ -221,6 +221,14 @@ def test_summary_of_a_script_of_ones_own_does_not_guess_its_number_of_steps() ->
     assert "steps     2 in 3.00 s" in train_summary(run)
 
 
+def test_summary_and_page_of_a_resumed_run_say_so() -> None:
+    run = run_of(start(), generation(1, 1, FULL, step=60), step(2, 61, 0.5), step(3, 62, 0.4))
+
+    assert "steps     62 of 100, resumed after step 60, in 3.00 s" in train_summary(run)
+    assert "of 100, resumed after step 60" in training_page(run)
+    assert "resumed" not in train_summary(short()) + training_page(short())
+
+
 def test_summary_and_page_show_the_fabric_that_was_measured() -> None:
     fabric = TimedEvent(2.5, FabricMeasured(6.15e6, 44e-6, 12e-6, 1))
     run = run_of(start(), generation(1, 1, FULL), step(2, 1, 0.5), fabric, step(3, 2, 0.4))

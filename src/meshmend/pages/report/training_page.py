@@ -126,8 +126,10 @@ def _figures(run: TrainingRun) -> str:
     loss = f"{run.first_loss:.3g} → {run.final_loss:.3g}" if len(run.steps) else "-"
     used = headline("samples used", f"{samples.used:,}", ledger, mood="bad" if wrong else "")
     rate = rate_words(run.mean_samples_per_s)
+    of_all = [f"of {run.n_steps:,}"] if run.n_steps else []
+    resumed = [f"resumed after step {run.resumed_after:,}"] if run.resumed_after else []
     figures = [
-        headline("steps", f"{run.n_done:,}", f"of {run.n_steps:,}" if run.n_steps else ""),
+        headline("steps", f"{run.n_done:,}", ", ".join([*of_all, *resumed])),
         headline("training loss", loss, "first and final step") if _has_losses(run) else "",
         used if _has_samples(run) else "",
         headline("replicas", replicas, "bit for bit, at the end", mood=mood),

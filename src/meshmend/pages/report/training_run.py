@@ -131,6 +131,13 @@ class TrainingRun:
         return int(self.steps.step[-1]) if len(self.steps) else 0
 
     @property
+    def resumed_after(self) -> int:
+        """The step of the checkpoint that the run began with; 0 if it began anew."""
+        if not self.generations or not len(self.steps):
+            return 0
+        return min(self.generations[0].step, int(self.steps.step[0]) - 1)
+
+    @property
     def first_loss(self) -> float:
         """The loss of the first step."""
         return float(self.steps.loss[0]) if len(self.steps) else math.nan

@@ -21,6 +21,8 @@ _MAX_ROWS = 20
 def train_summary(run: TrainingRun) -> str:
     """Return the summary as plain lines: steps, loss, samples, replicas, recoveries, faults."""
     of_all = f" of {run.n_steps}" if run.n_steps else ""
+    if run.resumed_after:
+        of_all += f", resumed after step {run.resumed_after},"
     figures = {
         "trained": f"{model_words(run.start)} on {run.mesh}",
         "steps": f"{run.n_done}{of_all} in {seconds(run.duration_s)}{_rate(run)}",
