@@ -9,11 +9,11 @@ TORUS = parse_mesh("4x4", wrap="all", fail=["1,1"])
 CLASS_BYTES = 1 << 17
 
 
-def test_auto_sums_on_trees_where_a_mesh_would_exchange_whole_sums() -> None:
+def test_auto_sums_on_trees_where_a_mesh_would_send_whole_sums_of_regions() -> None:
     on_a_mesh = plan(TORUS, payload=CLASS_BYTES).schedule
     on_processes, _ = proved_schedule(TORUS, "auto", SUM, CLASS_BYTES)
 
-    assert (on_a_mesh.algorithm, on_processes.algorithm) == ("exchange", "trees")
+    assert (on_a_mesh.algorithm, on_processes.algorithm) == ("regions-2", "trees")
 
 
 def test_auto_takes_an_exchange_that_divides_sums_first() -> None:
