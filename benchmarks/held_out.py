@@ -91,13 +91,18 @@ def measured(seed: int, number: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--cases", type=int, default=200)
+def asked_cases(doc: str | None, *, n_cases: int, seed: int) -> argparse.Namespace:
+    """Return which cases the command line asks for: so many from the first, of a seed."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else "")
+    parser.add_argument("--cases", type=int, default=n_cases)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=34034)
+    parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--no-write", action="store_true")
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = asked_cases(__doc__, n_cases=200, seed=34034)
     cases = []
     for number in range(asked.first, asked.first + asked.cases):
         case = measured(asked.seed, number)

@@ -9,14 +9,13 @@ long. Cases are those of `held_out.py` with at most 64 chips. Prints how many ar
 than 1 %, and by how much at most. Times are simulated, and the same on every machine.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from held_out import Case, drawn_case
+from held_out import Case, asked_cases, drawn_case
 from meshmend.planning.comparison import compared
 from meshmend.topology.mesh import Mesh
 from record import record
@@ -60,12 +59,7 @@ def priced(case: Case) -> tuple[float, float, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--cases", type=int, default=500)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=71)
-    parser.add_argument("--no-write", action="store_true")
-    asked = parser.parse_args()
+    asked = asked_cases(__doc__, n_cases=500, seed=71)
     ratios: dict[str, list[float]] = {}
     broken: list[dict[str, Any]] = []
     for number in range(asked.first, asked.first + asked.cases):

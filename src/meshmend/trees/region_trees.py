@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from meshmend.kernels import kernel
 from meshmend.topology.graph import all_distances
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.tree_forest import random_below, random_state
+from meshmend.trees.rooted_trees import least_loaded_port
+from meshmend.trees.tree_forest import random_state
 
 Ranks = NDArray[np.int32]
 
@@ -60,10 +61,10 @@ def region_trees(mesh: Mesh, *, n_regions: int, n_chunks: int) -> RegionTrees:
     opposite = np.arange(n_ports, dtype=np.int32) ^ 1
     inwards = np.where(neighbors >= 0, neighbors * n_ports + opposite, outwards).astype(np.int32)
     loads, random = np.zeros(n_ranks * n_ports, dtype=np.int32), random_state(0)
-    joins = _least_loaded(neighbors, outwards, slowness, hops_in, loads, random)
+    joins = _ways(neighbors, outwards, slowness, hops_in, loads, random)
     # All chunks of a region, then those of the next, as they are handed on.
     by_region = hops_out.transpose(1, 0, 2).reshape(-1, n_ranks)
-    sources = _least_loaded(neighbors, inwards, slowness, by_region, loads, random)
+    sources = _ways(neighbors, inwards, slowness, by_region, loads, random)
     by_chunk = sources.reshape(n_regions, n_chunks, n_ranks).transpose(1, 0, 2)
     return RegionTrees(centres, joins, hops_in, by_chunk, hops_out)
 
@@ -89,27 +90,14 @@ def _drawn_centres(hops: Ranks, n_regions: int, n_chunks: int) -> Ranks:
 
 
 @kernel
-def _least_loaded(neighbors, counters, slowness, hops, loads, random):  # type: ignore[no-untyped-def]
-    """Return each rank's neighbour one hop nearer in each tree, and count it; -1 at zero hops.
-
-    Of several it is the one whose channel has carried the least, a slow one counts more.
-    """
-    n_ranks, n_ports = neighbors.shape
+def _ways(neighbors, counters, slowness, hops, loads, random):  # type: ignore[no-untyped-def]
+    """Return each rank's neighbour one hop nearer in each tree, and count it; -1 at zero hops."""
     parents = np.full(hops.shape, -1, dtype=np.int32)
     for tree in range(len(hops)):
-        for rank in range(n_ranks):
-            if hops[tree, rank] == 0:
-                continue
-            best, least = -1, 0
-            first = random_below(random, n_ports)
-            for turn in range(n_ports):
-                port = (first + turn) % n_ports
-                beside = neighbors[rank, port]
-                if beside < 0 or hops[tree, beside] >= hops[tree, rank]:
-                    continue
-                load = (loads[counters[rank, port]] + 1) * slowness[rank, port]
-                if best < 0 or load < least:
-                    best, least = port, load
-            parents[tree, rank] = neighbors[rank, best]
-            loads[counters[rank, best]] += 1
+        for rank in range(len(neighbors)):
+            if hops[tree, rank]:
+                port = least_loaded_port(
+                    neighbors, counters, slowness, hops[tree], loads, random, rank
+                )
+                parents[tree, rank] = neighbors[rank, port]
     return parents

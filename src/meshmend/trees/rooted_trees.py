@@ -134,10 +134,7 @@ def _counters(neighbors: Ranks, *, both_ways: bool) -> Ranks:
 
 @kernel
 def _grown(neighbors, counters, slowness, owners, random):  # type: ignore[no-untyped-def]
-    """Return shortest ways: each rank's port to its parent in each tree, loads, and hops.
-
-    Of several parents it is the one whose channel has carried the least, a slow one counts more.
-    """
+    """Return shortest ways: each rank's port to its parent in each tree, loads, and hops."""
     n_chunks, (n_ranks, n_ports) = len(owners), neighbors.shape
     ports = np.full((n_chunks, n_ranks), -1, dtype=np.int32)
     loads = np.zeros(n_ranks * n_ports, dtype=np.int32)
@@ -145,20 +142,32 @@ def _grown(neighbors, counters, slowness, owners, random):  # type: ignore[no-un
     order = np.empty(n_ranks, dtype=np.int32)
     for chunk in range(n_chunks):
         breadth_first(neighbors, owners[chunk], hops[chunk], order)
-        for place in range(1, n_ranks):
-            rank, best, least = order[place], -1, 0
-            first = random_below(random, n_ports)
-            for turn in range(n_ports):
-                port = (first + turn) % n_ports
-                beside = neighbors[rank, port]
-                if beside < 0 or hops[chunk, beside] >= hops[chunk, rank]:
-                    continue
-                load = (loads[counters[rank, port]] + 1) * slowness[rank, port]
-                if best < 0 or load < least:
-                    best, least = port, load
-            ports[chunk, rank] = best
-            loads[counters[rank, best]] += 1
+        for rank in order[1:]:
+            ports[chunk, rank] = least_loaded_port(
+                neighbors, counters, slowness, hops[chunk], loads, random, rank
+            )
     return ports, loads, hops
+
+
+@kernel
+def least_loaded_port(neighbors, counters, slowness, hops, loads, random, rank):  # type: ignore[no-untyped-def]
+    """Return the port of a rank to a neighbour with fewer hops, and count it.
+
+    Of several it is the one whose channel has carried the least, a slow one counts more.
+    """
+    n_ports = neighbors.shape[1]
+    best, least = -1, 0
+    first = random_below(random, n_ports)
+    for turn in range(n_ports):
+        port = (first + turn) % n_ports
+        beside = neighbors[rank, port]
+        if beside < 0 or hops[beside] >= hops[rank]:
+            continue
+        load = (loads[counters[rank, port]] + 1) * slowness[rank, port]
+        if best < 0 or load < least:
+            best, least = port, load
+    loads[counters[rank, best]] += 1
+    return best
 
 
 @kernel
