@@ -349,7 +349,7 @@ def _soak(
                 check_shares=options.check_shares,
                 shares="equal" if options.tile else "speed",
             ),
-            sums=SumConfig(watch_links=link_bandwidth is not None),
+            sums=SumConfig(watch_links=link_bandwidth is not None and not options.tile),
             timing=Timing(holder_timeout_s=_HOLDER_S),
             training=TrainingConfig(steps=10**9, batch=options.batch, tile=options.tile),
             saving=SavingConfig(every=_SAVE_EVERY_SHARED if has_parts else _SAVE_EVERY),

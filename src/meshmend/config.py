@@ -289,8 +289,8 @@ class SumConfig(Struct, frozen=True, kw_only=True):
     watch_links: Annotated[
         bool,
         _leaf(
-            "The chips of a `Job` measure their fabric, and plan anew for links that are steadily "
-            "slower than planned.",
+            "The chips of a job measure their fabric, and plan anew for links that are steadily "
+            "slower than planned; not with tiles.",
             variable="WATCH_LINKS",
             read_by=WORKER,
         ),

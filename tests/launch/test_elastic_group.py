@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from commanding import Ended, meshmend_run
+from meshmend.membership.events import LinkSlow, read_events
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch" / "elastic_ddp.py"
 
@@ -333,3 +334,74 @@ def test_misuse_is_refused_in_one_line(tmp_path: Path, code: int, lines: str, wo
 
     assert ended.returncode == code
     assert words in ended.stderr
+
+
+def test_links_are_not_watched_by_chips_that_hold_a_part_of_the_model(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text("import meshmend.torch as torch\ntorch.reconfigure(build=list, tile='1x1')\n")
+
+    ended = elastic(script, "--set", "sums.watch_links=true", mesh="1x1")
+
+    assert ended.returncode == 2
+    assert "needs a job whose chips hold the whole model, but got tiles of 1x1" in ended.stderr
+
+
+# The kernel counts as if the link between chips 0,0 and 0,1 took four times as long. Only the group
+# has traffic: what the other connections count is too little for a look, and enough for a probe.
+COUNTED = """
+import itertools
+from meshmend.transport.sockets import SocketTransport
+
+def counted(self):
+    self.looks = getattr(self, "looks", itertools.count(1))
+    n_bytes = next(self.looks) * (10**9 if self.runs_group else 1000)
+    return {
+        peer: (n_bytes, n_bytes * (4 if {self.rank, peer} == {0, 1} else 1))
+        for peer in range(4)
+    }
+
+make = SocketTransport.__init__
+
+def made(self, *arguments, reports_failures=False, **named):
+    self.runs_group = reports_failures
+    make(self, *arguments, reports_failures=reports_failures, **named)
+
+SocketTransport.__init__, SocketTransport.work_done = made, counted
+"""
+# Steps are so long that looks are at most ten steps apart. Three chips wait for the fourth.
+WATCHES = """
+    from meshmend.train.torch.elastic_group import elastic_group
+    group = elastic_group()
+    exchange, slow = group._joined.exchange, dist.group.WORLD._catalogue._mesh.slow
+    planned = " ".join(map(str, sorted(slow))) or "none"
+    known, n_ranks = exchange.found_speeds(group._links) or "none", dist.get_world_size()
+    print(f"{os.environ['MESHMEND_CHIP']} before {step} of {n_ranks}: {known}, {planned}")
+    time.sleep(0.05)
+    while step >= 70 and n_ranks == 3 and not group._is_outdated():
+        time.sleep(0.01)
+"""
+
+
+def test_the_group_finds_a_slow_link_by_its_own_traffic_and_a_newcomer_knows_it(
+    tmp_path: Path,
+) -> None:
+    script = loop(tmp_path, waits=WATCHES.strip(), first=COUNTED, steps=80)
+    run_dir = tmp_path / "run"
+
+    ended = elastic(
+        script,
+        *("--set", "sums.watch_links=true", "--run-dir", str(run_dir)),
+        *("--inject", "kill 1,1 at 60", "--inject", "repair 1,1 at 62"),
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "80 steps; samples not counted; replicas equal bit for bit" in ended.stderr
+    lines = (run_dir / "events.jsonl").read_text().splitlines(keepends=True)
+    found = [each.event for each in read_events(lines) if isinstance(each.event, LinkSlow)]
+    assert [(event.link, event.speed) for event in found] == [("link:0,0-0,1", 0.25)]
+    seen = re.findall(r"(\d,\d) before (\d+) of \d: (\S+), (\S+)", ended.stdout)
+    found_at = min(int(step) for _, step, known, _ in seen if known != "none")
+    for chip, step, *what in seen:
+        speed = "link:0,0-0,1=0.25" if int(step) >= found_at else "none"
+        assert what == [speed, speed], f"chip {chip} at step {step}"
+    assert {chip for chip, step, *_ in seen if int(step) >= 70} == {"0,0", "0,1", "1,0", "1,1"}

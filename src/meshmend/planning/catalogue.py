@@ -27,6 +27,7 @@ from meshmend.planning.colour_search import quick_colours
 from meshmend.planning.exchange_prices import REGIONS
 from meshmend.planning.owner_search import is_ring_faster
 from meshmend.planning.plan import AUTO, Plan, fastest_trees, plan
+from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.proof import prove
 from meshmend.planning.quick_plan import quick_schedule
 from meshmend.planning.target import Target
@@ -316,6 +317,17 @@ class Catalogue:
         if key not in self._tasks:
             self._tasks[key] = self._make(kind, n_elements, dtype, op)
         return self._tasks[key]
+
+    @property
+    def sum_sizes(self) -> SumSizes:
+        """The sums so far: of each the number of elements, and their type."""
+        return tuple(
+            dict.fromkeys(
+                (n_elements, dtype)
+                for kind, n_elements, dtype, _ in list(self._tasks)  # others may add to it
+                if kind == CollectiveCall("allreduce")
+            )
+        )
 
     def algorithm(self, kind: CollectiveCall, n_bytes: int) -> str:
         """Return the name of the algorithm that a collective on so many bytes runs."""

@@ -7,7 +7,7 @@ several tensors on one rank, and arguments that do not fit, which Gloo refuses.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -23,7 +23,9 @@ from torch.utils._pytree import tree_map_only
 
 from meshmend.errors import StoppedError, TransportError
 from meshmend.planning.catalogue import AUTO_ON_ONE_HOST, Catalogue, CollectiveCall
+from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.settings import Settings
+from meshmend.topology.mesh import Mesh
 from meshmend.torch.call_arguments import (
     are_alike,
     are_of_one_type,
@@ -169,9 +171,24 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         self._n_submitted = 0
         self._transport = transport
         transport.on_abort = partial(self._note_abort, transport)
+        self._mesh_rank = rank
+        self.plan_for(settings.mesh)
+
+    def plan_for(self, mesh: Mesh) -> None:
+        """Plan collectives from here on for a mesh of the same chips; all ranks call this alike."""
+        settings = self.settings
         self._catalogue = Catalogue(
-            settings.mesh, settings.planned_algorithm, settings.slices, rank
+            mesh, settings.planned_algorithm, settings.slices, self._mesh_rank
         )
+
+    @property
+    def sum_sizes(self) -> SumSizes:
+        """The sums so far."""
+        return self._catalogue.sum_sizes
+
+    def work_done(self) -> Mapping[int, tuple[int, int]]:
+        """Return what the links to other ranks have done, as far as the transport knows it."""
+        return self._transport.work_done()
 
     def getRank(self) -> int:  # noqa: N802  # c10d's name
         """Return the rank in the present group; torch 2.15 would ask Gloo, which may be idle."""

@@ -98,6 +98,10 @@ class MessageTransport:
         self.run(task, flat, timeout_s=timeout_s)
         return lambda: None
 
+    def work_done(self) -> Mapping[int, tuple[int, int]]:
+        """Return nothing: the connections of other libraries are not known."""
+        return {}
+
     def interrupt(self) -> None:
         """Interrupt a run: the one under way, or else the next one, raises StoppedError."""
         self._events.put((_STOP, None))
@@ -327,6 +331,9 @@ class TensorTransport(Protocol):
     def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
         """Start a task in place; return what waits for it, which must be called soon."""
 
+    def work_done(self) -> Mapping[int, tuple[int, int]]:
+        """Return for each connected rank what `liveness.work_done` says, as far as it is known."""
+
     def interrupt(self) -> None:
         """Interrupt the run under way, or else the next one."""
 
@@ -351,6 +358,10 @@ class NoTransport:
     def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
         """Refuse: no tensor is on such a device."""
         raise AssertionError("nothing runs on no device")
+
+    def work_done(self) -> Mapping[int, tuple[int, int]]:
+        """Return nothing: nothing was sent."""
+        return {}
 
     def interrupt(self) -> None:
         """Do nothing: nothing is under way."""
@@ -388,6 +399,10 @@ class SocketTensorTransport:
             raise
         raw: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
         return self._transport.start(task, raw, timeout_s=timeout_s, wakes=False).wait
+
+    def work_done(self) -> Mapping[int, tuple[int, int]]:
+        """Return for each connected rank what `liveness.work_done` says."""
+        return self._transport.work_done()
 
     def interrupt(self) -> None:
         """Interrupt the run under way, or else the next one."""

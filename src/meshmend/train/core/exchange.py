@@ -7,12 +7,13 @@ made for ranks.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -101,6 +102,23 @@ class PendingSum(Protocol):
         """Return when the payload is the sum; raise what `Exchange.sum` raises."""
 
 
+class SumsBeside(Protocol):
+    """What else sums with the chips of a generation, over connections of its own on the same links.
+
+    Its ranks are those of the generation.
+    """
+
+    @property
+    def sum_sizes(self) -> SumSizes:
+        """The sums so far."""
+
+    def work_done(self) -> Mapping[int, tuple[int, int]]:
+        """Return for each connected rank what `liveness.work_done` says."""
+
+    def plan_for(self, mesh: Mesh) -> None:
+        """Plan the sums from here on for a mesh of the same chips; all chips call this alike."""
+
+
 class Exchange:
     """One chip's connections, and its sums with the other chips of its generation."""
 
@@ -119,6 +137,7 @@ class Exchange:
             link_timeout_s=exchange_settings.link_timeout_s,
         )
         self.measured_fabric: Fabric | None = None  # None: not by this chip
+        self.beside: SumsBeside | None = None  # on all chips, or on none
         # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
         self.on_interrupt: Callable[[], None] = lambda: None
         ahead = exchange_settings.plan_ahead
@@ -317,9 +336,11 @@ class Exchange:
 
     def _work_since_look(self, speeds: LinkSpeeds) -> list[int]:
         done, work = self.transport.work_done(), []
+        beside = self.beside.work_done() if self.beside is not None else {}
         for other in self.mesh.neighbor_ranks[self.rank].tolist():
             seat = self._seats[self.mesh.live[other]] if other >= 0 else -1
-            work.append(done.get(seat, (0, 0)))
+            ours, others = done.get(seat, (0, 0)), beside.get(other, (0, 0))
+            work.append((ours[0] + others[0], ours[1] + others[1]))
         return speeds.mine(work, time.monotonic_ns() // 1000)
 
     def _measure_fabric(self) -> Fabric:
@@ -352,18 +373,29 @@ class Exchange:
 
     def _seek_plans(self, mesh: Mesh) -> None:
         """Have plans made for a mesh of the same chips, whose links have other speeds."""
-        algorithm = self._settings.algorithm
+        algorithm, sums = self._settings.algorithm, (*self._sums, *self._sums_beside())
         if self.rank == 0:
             if self._searcher is None:
                 self._searcher = self._planner or HostPlanner(self._chip, self._own_plans())
-            self._searcher.plan_for(mesh, self._sums)
+            self._searcher.plan_for(mesh, sums)
         folder = self._searcher.folder if self._searcher else self._plans
         catalogue = Catalogue(mesh, algorithm, 0, self.rank)
-        plans = FolderPlans(folder, mesh, algorithm, self._sums, catalogue)
+        plans = FolderPlans(folder, mesh, algorithm, sums, catalogue)
         self._sought = _SoughtPlans(mesh, catalogue, PlanAgreement(self, plans))
         self._sought.agreement.begin()
         if not self._sought.agreement.is_provisional:
             self._take_sought(self._sought)
+
+    def _sums_beside(self) -> SumSizes:
+        """Return the sums beside those of this exchange: on all chips what the first one knows."""
+        if self.beside is None:
+            return ()
+        payload = None
+        if self.rank == 0:
+            packed = msgspec.msgpack.encode(self.beside.sum_sizes)
+            payload = np.frombuffer(bytearray(packed), dtype=np.uint8)
+        told = self.spread(payload, self.members[:1]).tobytes()
+        return msgspec.msgpack.decode(told, type=list[tuple[int, str]])
 
     def _own_plans(self) -> PlanAheadSettings:
         """Return where this chip has plans made if nobody else plans ahead for the job."""
@@ -379,6 +411,8 @@ class Exchange:
             self._searcher.close()
             self._searcher = None
         self._make_tasks()
+        if self.beside is not None:  # its catalogue finds the plans that were agreed on
+            self.beside.plan_for(self.mesh)
         _log.info("chip %s takes plans for %s", self._chip, self.mesh)
 
     @property

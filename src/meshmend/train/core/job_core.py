@@ -26,9 +26,6 @@ from meshmend.errors import (
 from meshmend.membership.events import (
     ChipRestored,
     ChipSlow,
-    FabricMeasured,
-    LinkRestored,
-    LinkSlow,
     WorkerStepped,
     WrongResult,
     WrongSum,
@@ -43,6 +40,7 @@ from meshmend.train.core.bit_flips import flip_bit, flip_held
 from meshmend.train.core.chip_speeds import BY_SPEED, ChipSpeeds, check_shares_by
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner, MakeSharding, Sharding
+from meshmend.train.core.link_watch import take_better_plans
 from meshmend.train.core.share_checks import Finding, Kind, ShareChecks, check_settings
 from meshmend.train.core.shared_calls import SharedCalls
 from meshmend.train.core.state_transfer import StateTransfer
@@ -352,45 +350,14 @@ class JobCore:
         self._close()
 
     def _take_better_plans(self) -> bool:
-        """Look at the links if that is due, and swap plans before a step if better ones are sought.
-
-        Return False if the mesh changed.
-        """
+        """Look at links and swap plans before a step; return False if the mesh changed."""
         loop, exchange = self._loop, self._exchange
         if loop is None or exchange is None:
             return True
-        number = loop.number
-        for is_wanted, act in (
-            (exchange.is_look_due(), self._look_at_links),
-            (exchange.is_provisional, exchange.swap_plans),
-        ):
-            if is_wanted and not loop.attempt(act, is_step=False):
-                loop.recover(after=number)
-                return False
-        return True
-
-    def _look_at_links(self) -> None:
-        assert self._exchange is not None, "without a loop there are no links"
-        known = self._exchange.measured_fabric
-        changed = self._exchange.look_at_links(self._links)
-        reports: list[FabricMeasured | LinkSlow | LinkRestored] = []
-        measured = self._exchange.measured_fabric
-        if measured is not None and measured is not known:
-            reports.append(
-                FabricMeasured(
-                    measured.link_bandwidth_bytes_per_s,
-                    measured.hop_latency_s,
-                    measured.message_overhead_s,
-                    self.step_number,
-                    self.chip,
-                )
-            )
-        for each in changed:
-            event = LinkRestored if each.speed == 1 else LinkSlow
-            reports.append(event(str(each.link), each.speed, self.step_number, self.chip))
-        if self.rank == 0:
-            for report in reports:
-                coordinator_client().report(report)
+        if take_better_plans(loop, exchange, self._links, self.step_number):
+            return True
+        loop.recover(after=loop.number)
+        return False
 
     def _leave(self) -> None:
         """Leave the job at once, because the loop has ended early: the others must not wait.

@@ -34,7 +34,7 @@ from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend import __version__
-from meshmend.config import CHECK_SHARES, SHARES
+from meshmend.config import CHECK_SHARES, LEAVES, SHARES
 from meshmend.errors import (
     InputError,
     PeerLostError,
@@ -57,6 +57,7 @@ from meshmend.torch.call_arguments import dist
 from meshmend.torch.group import MeshmendGroup
 from meshmend.torch.tile_groups import TwinGroup
 from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.link_watch import take_better_plans
 from meshmend.train.core.part_transfer import PartTransfer
 from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.core.worker_environment import (
@@ -225,6 +226,7 @@ class ElasticGroup:
         self._joined: _JoinedJob | None = None  # None outside a job, and before the first group
         self.step_number = 0  # steps done
         self._n_steps: int | None = None
+        self._links = ""  # speeds of links that were found, as of the last step
         self._reported = 0  # the last generation in which this chip reported a step
         self._has_ended = False  # a loop over all steps
 
@@ -260,6 +262,8 @@ class ElasticGroup:
         self._has_failed = False  # whether the last step was undone, and its code may still run
         # The job ended in the middle of a step, which `fully_shard` leaves with its parts together.
         self._is_halfway = False
+
+        self._planned: tuple[int, int] | None = None  # before which step of which generation
 
         # The process group of the present generation.
         self._group: Any = None
@@ -343,6 +347,11 @@ class ElasticGroup:
                     "tiles change, but did not get it; let build shard the model over "
                     f"meshmend.torch.tiles({tile!r}) and return it"
                 )
+            if self._environment.exchange_settings.watch_links:
+                raise InputError(
+                    f"{LEAVES['sums.watch_links'].variable} needs a job whose chips hold the whole "
+                    f"model, but got tiles of {tile}; leave it out, and name slow links with --slow"
+                )
             self._tile = parse_tile(tile)
         if shard_optimizer and self._tile is None:
             raise InputError(
@@ -375,6 +384,8 @@ class ElasticGroup:
             self.keep_up()
             self._save()
             if self.step_number < n_steps:
+                if not self._take_better_plans():
+                    continue
                 self._capture()
                 yield self.step_number
             elif self._loop is None:
@@ -400,7 +411,22 @@ class ElasticGroup:
         """Whether this step is the next one, in the newest generation."""
         self._forget_rest()
         self.keep_up()
+        if self.step_number == step and not self.is_over:
+            self._take_better_plans()
         return self.step_number == step and not self.is_over
+
+    def _take_better_plans(self) -> bool:
+        """Look at links and swap plans, once before a step; return False if the mesh changed."""
+        if self._joined is None or self._tile is not None:
+            return True
+        loop, exchange = self._joined.loop, self._joined.exchange
+        before, self._planned = self._planned, (loop.number, self.step_number)
+        if self._planned == before:
+            return True
+        if take_better_plans(loop, exchange, self._links, self.step_number):
+            return True
+        self._fail_over()
+        return False
 
     def begin_step(self) -> None:
         """Prepare for a step that may fail."""
@@ -428,6 +454,7 @@ class ElasticGroup:
             return
         self._has_stepped = self._has_stepped or self._n_stepped > 0
         self.step_number += 1
+        self._links = exchange.found_speeds(self._links)
         self._has_captured = False
         self._ledger.write_done(self.step_number, loop.number, self.position(self.step_number))
         if self._environment.checks:
@@ -671,6 +698,7 @@ class ElasticGroup:
             framework="torch, with a process group",
             tile="" if self._tile is None else format_shape(self._tile),
             fabric=fabric.name if fabric else "",
+            watch_links=self._environment.exchange_settings.watch_links,
         )
 
     def _interrupt(self) -> None:
@@ -744,6 +772,8 @@ class ElasticGroup:
 
     def _drop(self) -> None:
         self._group = None
+        if self._joined is not None:
+            self._joined.exchange.beside = None
         drop_group()
         self._store = None
 
@@ -770,6 +800,8 @@ class ElasticGroup:
         if self._tile is not None:
             self._group.tile = self._tile
             self._group.plans = exchange.plans
+        else:
+            exchange.beside = self._group
         if self._is_outdated():  # while there was no group to interrupt
             return False
         self._rebuild()
@@ -918,7 +950,11 @@ class ElasticGroup:
             return {"step": self.step_number, "objects": [], "moving": [], _READ: True}
         if self._taken is not None:
             return self._taken
-        return {**self._state.state(self.step_number), "saved": self._saved_step}
+        return {
+            **self._state.state(self.step_number),
+            "saved": self._saved_step,
+            "links": self._links,
+        }
 
     def begin_overwriting(self, step: int) -> bool:
         """Whether the state that comes may be written over this chip's own, before all has come.
@@ -935,6 +971,7 @@ class ElasticGroup:
         """Replace all of this chip's state by that of another chip."""
         self.is_overwritten, self._is_equal, self._has_settled = False, True, False
         self._saved_step = int(state.get("saved", state["step"]))
+        self._links = str(state.get("links", ""))
         if self._loop is not None:
             self._loop.also = None
         if self._build is None:
