@@ -922,7 +922,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         reads=("mesh", "job", "sums", "timing", "local"),
     ),
     "coordinator": Command(
-        _PROCESS,
+        (*_PROCESS, "job.run_dir"),
         reads=tuple(
             key for key in LEAVES if key.startswith("timing.") and key not in _WORKER_TIMING[1:]
         ),

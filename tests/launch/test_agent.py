@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 from meshmend.errors import InputError
 from meshmend.launch.hosts import chips_from
 from meshmend.launch.slurm_watch import AgentLine, read_agent_line
+from meshmend.pages.report.training_run import training_run
 from meshmend.topology.mesh import Mesh
 from meshmend.train.data.audit import audit
 from meshmend.train.state.checkpoint import complete_steps
@@ -93,6 +94,60 @@ def test_workers_that_are_killed_are_started_again_and_the_agents_end_with_the_j
     assert (found.steps, found.lost, found.repeated, found.faults) == (200, 0, 0, ())
     lines = agents[1].out.splitlines()
     assert (lines[0], lines[-1]) == ("meshmend-agent alive", "meshmend-agent ended 0")
+
+
+def test_the_coordinator_of_several_hosts_writes_events_and_a_report(job: TwoHosts) -> None:
+    run = job.folder / "run"
+    keep = ("--run-dir", run, "--state", job.folder / "record.json")
+    coordinator = job.coordinator(*keep)
+    agents = [job.agent("left", "2x1@0,0"), job.agent("right", "2x1@0,1")]
+    os.kill(job.worker("1,1", 1), signal.SIGKILL)
+    until(lambda: coordinator.err.count("connected, 4 of 4") == 2, why=lambda: coordinator.err)
+    until(lambda: (run / "events.jsonl").read_text().count('"event":"recovered"') == 2)
+    coordinator.signal(signal.SIGKILL)
+    coordinator.end()
+    coordinator = job.coordinator(*keep, name="second")
+    until(lambda: coordinator.err.count("connected, 4 of 4") == 1, why=lambda: coordinator.err)
+    (job.folder / "gate").touch()
+
+    assert [agent.end() for agent in agents] == [0, 0], [agent.err for agent in agents]
+    assert coordinator.end() == 0
+    assert f"the report of the run is {run / 'report.html'}" in coordinator.err
+    found = training_run((run / "events.jsonl").read_text().splitlines(keepends=True))
+    assert found.n_done == 200
+    assert found.chips == (4, 3, 4)
+    assert [(each.fault, each.is_repair) for each in found.faults] == [
+        ("chip (1, 1) is gone", False),
+        ("chip (1, 1) joined", True),
+    ]
+    assert all(each.is_recovered for each in found.faults)
+    assert (found.samples.lost, found.samples.repeated) == (0, 0)
+    assert found.samples.used == 200 * 16
+    assert "chip (1, 1) is gone" in (run / "report.html").read_text()
+
+
+def test_a_coordinator_that_is_ended_writes_the_report_so_far(job: TwoHosts) -> None:
+    run = job.folder / "run"
+    coordinator = job.coordinator("--run-dir", run)
+    job.agent("left", "2x1@0,0")
+    job.agent("right", "2x1@0,1")
+    job.worker("0,0", 0)
+    until(lambda: '"step":100' in (run / "events.jsonl").read_text())
+
+    coordinator.signal(signal.SIGTERM)
+
+    assert coordinator.end() == 128 + signal.SIGTERM
+    assert (run / "report.html").exists()
+    assert training_run((run / "events.jsonl").read_text().splitlines(keepends=True)).end is None
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused_in_one_line(job: TwoHosts) -> None:
+    (job.folder / "file").touch()
+    coordinator = job.coordinator("--run-dir", job.folder / "file" / "run")
+
+    assert coordinator.end() == 2
+    assert "--run-dir needs a folder to write to" in coordinator.err
+    assert "Traceback" not in coordinator.err
 
 
 def test_an_agent_that_is_killed_takes_its_workers_along(job: TwoHosts) -> None:

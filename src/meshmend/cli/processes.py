@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from meshmend.launch.host_agent import HostWorkers
     from meshmend.launch.worker import Script
     from meshmend.membership.coordinator_server import CoordinatorServer
+    from meshmend.membership.events import Event
     from meshmend.membership.job import JobSpec
     from meshmend.transport.listener import Address
     from meshmend.transport.metrics_server import MetricsServer
@@ -85,11 +86,17 @@ def coordinator_command(
     With --state it also remembers how far the job was when no worker is left. New workers then
     wait for a worker that holds that state, instead of silently training from step 0.
 
+    With --run-dir it writes the events of the run to that folder, and at the end its report. If
+    the workers have the same --run-dir on a file system that all see, the report says of every
+    sample whether it was used once.
+
     **Examples**
 
     - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000
 
     - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000 --state /var/lib/job.json
+
+    - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000 --run-dir /shared/run-1
 
     - meshmend coordinator --mesh 4x4 --listen 10.0.0.1:7000 --metrics 127.0.0.1:9090
     """
@@ -122,6 +129,7 @@ def coordinator_command(
                 secret,
                 spec,
                 record=state,
+                run_dir=Path(config.job.run_dir) if config.job.run_dir else None,
                 restarted=restarted,
                 linger_s=config.timing.linger_s,
                 scraped=scraped,
@@ -173,6 +181,7 @@ def _serve(
     spec: "JobSpec",
     *,
     record: Path | None,
+    run_dir: Path | None,
     restarted: bool,
     linger_s: float,
     scraped: "socket.socket | None",
@@ -181,19 +190,32 @@ def _serve(
     from contextlib import ExitStack
 
     from meshmend.cli.job_lines import JobLines
+    from meshmend.launch.journal import Journal
     from meshmend.membership.coordinator_server import CoordinatorServer
 
     # JobLines prints which workers the coordinator refuses, so the log need not repeat it.
     logging.getLogger("meshmend.membership.coordinator").setLevel(logging.ERROR)
     lines = JobLines(spec.mesh.n_chips)
+    journal = Journal(run_dir, spec) if run_dir else None
+
+    def on_event(clock: float, event: "Event") -> None:
+        lines.take(clock, event)
+        if journal is not None:
+            journal.take(clock, event)
+
     coordinator = CoordinatorServer(
-        listener, secret, spec, record_file=record, restarted=restarted, on_event=lines.take
+        listener, secret, spec, record_file=record, restarted=restarted, on_event=on_event
     )
     with ExitStack() as stack:
         stack.callback(coordinator.close)
         if scraped is not None:
             stack.callback(_serve_metrics(scraped, coordinator).close)
-        coordinator.serve()
+        try:
+            coordinator.serve()
+        finally:
+            report = journal.end(is_over=coordinator.is_over) if journal is not None else None
+            if report is not None:
+                note(f"meshmend: the report of the run is {report}")
         if linger_s > 0 and not coordinator.failure:
             note(f"meshmend: the job is over; the coordinator stays for {linger_s:g} s")
             coordinator.linger(linger_s)

@@ -18,13 +18,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
-from msgspec import structs
-
 from meshmend.config import JobConfig, Timing
 from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import JobPage, LineReader, PageRequest
+from meshmend.launch.journal import reported
 from meshmend.launch.observer import Observer
 from meshmend.launch.supervisor import (
     Child,
@@ -37,19 +36,15 @@ from meshmend.launch.supervisor import (
 from meshmend.launch.worker import BAD_INPUT, Place, elastic_rank, torchrun_variables, work
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import (
-    CheckpointSaved,
     CoordinatorChanged,
     CoordinatorState,
     Event,
     FaultHappened,
     FaultMissed,
     GenerationBegan,
-    GenerationForming,
     JobFailed,
     JobFinished,
-    StepFinished,
     TimedEvent,
-    WorkerSaved,
     WorkerStepped,
 )
 from meshmend.membership.faults.fault import COORDINATOR, Fault, Process, parse_fault
@@ -478,18 +473,12 @@ class _Launcher:
 
     def _handle_event(self, clock: float, event: Event) -> None:
         """Handle an event of the coordinator, and report what users want to see."""
-        for recovery in self._view.take(clock, event, now=time.monotonic()).recoveries:
-            self._report(recovery.event())
+        for at, each in reported(self._view, clock, event, now=time.monotonic()):
+            self._report(each, at=at)
         match event:
-            case GenerationForming():
-                pass  # reported when it has begun
             case GenerationBegan():
                 self._chip_counts.append(len(event.chips))
                 self._plan_ahead()
-                forming = self._view.forming
-                self._report(structs.replace(event, why=forming.why if forming else ""), at=clock)
-            case WorkerSaved():
-                self._report(CheckpointSaved(event.step, event.path), at=event.at)
             case WorkerStepped():
                 self._handle_step(event)
             case JobFinished():
@@ -497,9 +486,6 @@ class _Launcher:
                 self._mark_over(clock)
             case JobFailed(why=why):
                 self._mark_failed(clock, why)
-                self._report(event, at=clock)
-            case _:
-                self._report(event, at=clock)
 
     def _mark_over(self, at: float) -> None:
         """Note that the job is over."""
@@ -522,10 +508,6 @@ class _Launcher:
             self._sums = event.sums
             self._plan_ahead()
         self._step = max(self._step, event.step)
-        if event.leads:
-            n_chips = self._chip_counts[-1] if self._chip_counts else 1
-            done = StepFinished(event.step, event.generation, n_chips, event.loss, event.samples)
-            self._report(done, at=event.at)
 
     def _tell_failures(self) -> None:
         """Print the tracebacks of workers that failed, since the job went on without them.

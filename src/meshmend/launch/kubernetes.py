@@ -211,10 +211,10 @@ def _coordinator_spec(job: KubernetesJob) -> Document:
             "failureThreshold": 3,
             "terminationGracePeriodSeconds": _KILL_S,
         },
-        "volumeMounts": [{"name": "record", "mountPath": _RECORD_FOLDER}],
+        "volumeMounts": [{"name": "record", "mountPath": _RECORD_FOLDER}, *_mounts(job)],
     }
     claim = {"claimName": _coordinator_name(job)}
-    volumes = [{"name": "record", "persistentVolumeClaim": claim}]
+    volumes = [{"name": "record", "persistentVolumeClaim": claim}, *_volumes(job)]
     return _job_spec(job, "coordinator", container, volumes, n_pods=1)
 
 
@@ -237,13 +237,9 @@ def _worker_spec(job: KubernetesJob) -> Document:
         "env": [pod_ip, _secret_variable(job), {"name": READY_DIR.name, "value": READY_FOLDER}],
         "readinessProbe": {"exec": {"command": ["sh", "-c", ready]}, "periodSeconds": 5},
         **_resources(job),
-        **_mounts(job),
+        **({"volumeMounts": mounts} if (mounts := _mounts(job)) else {}),
     }
-    volumes = [
-        {"name": f"mount-{number}", "persistentVolumeClaim": {"claimName": claim}}
-        for number, (claim, _) in enumerate(job.claims)
-    ]
-    return _job_spec(job, "worker", container, volumes, n_pods=job.n_hosts)
+    return _job_spec(job, "worker", container, _volumes(job), n_pods=job.n_hosts)
 
 
 def _job_spec(
@@ -314,14 +310,18 @@ def _resources(job: KubernetesJob) -> Document:
     return {"resources": {"requests": requests, **({"limits": limits} if limits else {})}}
 
 
-def _mounts(job: KubernetesJob) -> Document:
-    if not job.claims:
-        return {}
-    mounts = [
+def _mounts(job: KubernetesJob) -> list[Document]:
+    return [
         {"name": f"mount-{number}", "mountPath": folder}
         for number, (_, folder) in enumerate(job.claims)
     ]
-    return {"volumeMounts": mounts}
+
+
+def _volumes(job: KubernetesJob) -> list[Document]:
+    return [
+        {"name": f"mount-{number}", "persistentVolumeClaim": {"claimName": claim}}
+        for number, (claim, _) in enumerate(job.claims)
+    ]
 
 
 def _literal(argument: str) -> str:

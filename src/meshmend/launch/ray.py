@@ -51,6 +51,7 @@ from meshmend.launch.hosts import (
     live_host_blocks,
     with_whole_paths,
 )
+from meshmend.launch.journal import Journal
 from meshmend.launch.ray_hosts import (
     NAMESPACE,
     HostPlacement,
@@ -289,7 +290,7 @@ def submit(job: RayJob) -> RayRun:
                 # Workers know one address, so a new coordinator must be on the same node.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(head_node(), soft=False),
             )
-            .remote(spec, settings, str(folder), job.port)
+            .remote(spec, settings, str(folder), job.port, with_whole_paths(job.config).job.run_dir)
         )
     except ValueError:
         raise InputError(
@@ -331,8 +332,11 @@ class RayRecord(Value, frozen=True, tag_field="kind", tag="ray"):
 class RayCoordinator:
     """The actor; all its methods return at once."""
 
-    def __init__(self, spec: JobSpec, settings: HostSettings, folder: str, port: int) -> None:
+    def __init__(
+        self, spec: JobSpec, settings: HostSettings, folder: str, port: int, run_dir: str
+    ) -> None:
         self._spec = spec
+        self._run_dir = run_dir
         self._settings = settings
         self._folder = Path(folder)
         self._address = ray.util.get_node_ip_address()
@@ -340,6 +344,7 @@ class RayCoordinator:
         self._connected: frozenset[Chip] = frozenset()
         self._step = self._highest = self._generation = 0
         self._server: CoordinatorServer | None = None
+        self._journal: Journal | None = None
         self._refusal = ""
         self._cancelled = threading.Event()
         self._is_over = threading.Event()
@@ -405,6 +410,8 @@ class RayCoordinator:
             placements=self._record.placements,
             save=lambda placements: self._save(replace(self._record, placements=placements)),
         )
+        if self._run_dir:
+            self._journal = Journal(Path(self._run_dir), self._spec)
         server = CoordinatorServer(
             listener,
             settings.secret.encode(),
@@ -425,6 +432,8 @@ class RayCoordinator:
             watchdog.wait()
             server.stop()
             serving.join()
+            if self._journal is not None:
+                self._journal.end(is_over=server.is_over)
             server.close()
             supervisor.close()
         while not (server.failure or self._cancelled.is_set() or supervisor.is_over):
@@ -463,6 +472,8 @@ class RayCoordinator:
                 self._refusal = event_words(event)
         if isinstance(event, _SHOWN):
             say(event_words(event))
+        if self._journal is not None:
+            self._journal.take(clock, event)
 
     @property
     def _file(self) -> Path:

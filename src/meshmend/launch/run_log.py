@@ -39,6 +39,7 @@ class RunLog:
         self._size = 0  # bytes of the lines that are completely on disk
         self._in_memory: list[str] = []
         self._is_full = False
+        self.last_t = 0.0  # the time of the last event
         try:
             self._stream = path.open("ab+", buffering=0)
             self._size = _whole_lines(self._stream)
@@ -49,6 +50,7 @@ class RunLog:
     def add(self, timed: TimedEvent) -> None:
         """Write an event to the file and the sink; keep it in memory if the disk is full."""
         line = event_line(timed)
+        self.last_t = timed.t
         if self._is_full:
             self._in_memory.append(line)
         else:

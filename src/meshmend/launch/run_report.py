@@ -1,12 +1,13 @@
 """The end of a run: its last event, which sums it up, and its report."""
 
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from meshmend.files import write_whole
-from meshmend.launch.elastic import Outcome
-from meshmend.membership.events import RunEnded, SampleCounts, StateRestored, TimedEvent
+from meshmend.membership.events import RunEnded, SampleCounts, StateRestored
+from meshmend.membership.job_view import Recovery
 from meshmend.pages.report.training_page import training_page
 from meshmend.pages.report.training_run import TrainingRun
 from meshmend.train.data.audit import Audit
@@ -15,20 +16,25 @@ _log = logging.getLogger(__name__)
 
 
 def end_event(
-    outcome: Outcome, found: Audit, so_far: TrainingRun, evaluation: Mapping[str, float]
-) -> TimedEvent:
-    """Return the last event of a run, with its figures from its events and its ledgers."""
-    chips = [
-        count for at, count in enumerate(outcome.chips) if at == 0 or count != outcome.chips[at - 1]
-    ]
-    event = RunEnded(
+    faults: Sequence[Recovery],
+    chip_counts: Sequence[int],
+    found: Audit,
+    so_far: TrainingRun,
+    evaluation: Mapping[str, float],
+) -> RunEnded:
+    """Return the last event of a run, with its figures from its events and its ledgers.
+
+    `chip_counts` has the number of chips of each generation.
+    """
+    chips = [count for count, _ in itertools.groupby(chip_counts)]
+    return RunEnded(
         steps=so_far.n_done,
         first_loss=so_far.first_loss,
         final_loss=so_far.final_loss,
         replicas_equal=found.replicas_equal,
         samples=_sample_counts(found),
         chips=tuple(chips),
-        faults=tuple(recovery.event() for recovery in outcome.recoveries),
+        faults=tuple(fault.event() for fault in faults),
         evaluation=evaluation,
         redone=found.redone,
         restores=tuple(StateRestored(each.step, each.lost) for each in found.restores),
@@ -36,7 +42,6 @@ def end_event(
         unchecked=found.unchecked,
         missing_checkpoints=so_far.missing_checkpoints,
     )
-    return TimedEvent(so_far.duration_s, event)
 
 
 def _sample_counts(found: Audit) -> SampleCounts:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +27,7 @@ from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.elastic import IN_TESTBED, ElasticJob, Outcome, run_elastic, testbed_of
 from meshmend.launch.job_page import PageRequest
+from meshmend.launch.journal import EVENTS, start_event
 from meshmend.launch.run_log import run_log
 from meshmend.launch.run_report import end_event, write_report
 from meshmend.launch.supervisor import Supervisor
@@ -44,7 +44,6 @@ from meshmend.launch.worker import (
 from meshmend.membership.events import (
     Event,
     GenerationBegan,
-    RunStarted,
     StepFinished,
     TimedEvent,
     WriteFailed,
@@ -58,7 +57,7 @@ from meshmend.processes import without_garbage
 from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import configured_mesh, mesh_words
+from meshmend.topology.text import configured_mesh
 from meshmend.train.data.audit import Audit, audit
 from meshmend.transport.event_loop import load_event_loop
 
@@ -221,9 +220,9 @@ def run_script(
         keep_jax_programs(folder / "compiled")
         preload_training(config.local.preload)
         prepare(mesh, _algorithm(config, mesh))
-        with run_log(folder / "events.jsonl") as log:
+        with run_log(folder / EVENTS) as log:
             kept: list[Event] = []
-            log.add(TimedEvent(0.0, _start_event(mesh, script)))
+            log.add(TimedEvent(0.0, start_event(mesh, Path(script.name).name)))
 
             def on_event(event: TimedEvent) -> None:
                 log.add(event)
@@ -243,25 +242,13 @@ def run_script(
             found = audit(folder / "ledger", kept)
             n_done = max((each.step for each in kept if isinstance(each, StepFinished)), default=0)
             if config.job.run_dir:
-                log.add(end_event(outcome, found, training_run(log.lines()), {}))
+                so_far = training_run(log.lines())
+                ended = end_event(outcome.recoveries, outcome.chips, found, so_far, {})
+                log.add(TimedEvent(log.last_t, ended))
         report = None
         if config.job.run_dir and n_done:
             report = write_report(training_run(log.lines()), folder)
         return ScriptResult(outcome, found, n_done, missing_checkpoints(kept), report)
-
-
-def _start_event(mesh: Mesh, script: Script) -> RunStarted:
-    """Return the first event of a run; the script knows how many steps there are, and of what."""
-    words, date = mesh_words(mesh), datetime.now(UTC).isoformat(timespec="seconds")
-    return RunStarted(
-        mesh=words["shape"],
-        wrap=words["wrap"],
-        fail=tuple(words["fail"]),
-        steps=0,
-        batch=0,
-        date=date,
-        model=Path(script.name).name,
-    )
 
 
 @contextmanager

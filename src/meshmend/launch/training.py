@@ -22,6 +22,7 @@ from meshmend.lab.workloads.trainable import Trainable, resume_of, saving_of
 from meshmend.launch.elastic import ElasticJob, MoreFaults, run_elastic
 from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import PageRequest
+from meshmend.launch.journal import EVENTS
 from meshmend.launch.run_log import run_log
 from meshmend.launch.run_report import end_event, write_report
 from meshmend.launch.worker import compute_in_one_thread
@@ -44,7 +45,6 @@ from meshmend.transport.codec import plain
 
 _log = logging.getLogger(__name__)
 
-_EVENTS = "events.jsonl"
 _EVALUATION = "evaluation.json"
 _MASTER = "master"  # in the state of a parameter; a module that knows it would import torch
 
@@ -91,7 +91,7 @@ def train(
     folder = Path(config.job.run_dir)
     with (
         _in_use(folder, is_new=config.saving.resume != AUTO),
-        run_log(folder / _EVENTS, TensorBoardLog(folder / "tensorboard")) as log,
+        run_log(folder / EVENTS, TensorBoardLog(folder / "tensorboard")) as log,
     ):
         members: list[Event] = []  # of this run; an earlier one in this file has other ledgers
 
@@ -115,10 +115,11 @@ def train(
         )
         so_far = training_run(log.lines())
         found = audit(folder / "ledger", members)
-        ended = end_event(outcome, found, so_far, _read_evaluation(folder / _EVALUATION))
-        on_event(ended)
+        evaluation = _read_evaluation(folder / _EVALUATION)
+        ended = end_event(outcome.recoveries, outcome.chips, found, so_far, evaluation)
+        on_event(TimedEvent(log.last_t, ended))
     run = training_run(log.lines())
-    summary = plain(ended.event)
+    summary = plain(ended)
     del summary["event"]
     summary |= {"run_dir": str(folder), "report": write_report(run, folder)}
     failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"

@@ -135,6 +135,11 @@ class CoordinatorServer:
             raise TimeoutError("the coordinator does not answer") from None
 
     @property
+    def is_over(self) -> bool:
+        """Whether the job has finished or failed, and no other coordinator serves it."""
+        return self._coordinator.is_done and not self.is_superseded
+
+    @property
     def failure(self) -> str:
         """Why the job could not go on; empty if it has not failed."""
         return self._coordinator.failure
