@@ -44,14 +44,14 @@ def end_event(
     )
 
 
-def _sample_counts(found: Audit) -> SampleCounts:
-    """Return the counts of samples.
+def _sample_counts(found: Audit) -> SampleCounts | None:
+    """Return the counts of samples; None if there is no ledger, and none was counted.
 
     If a ledger is incomplete and nothing else is wrong, only the used samples are known: the result
     has no counts of lost and repeated samples.
     """
     if found.unchecked and not found.lost and not found.repeated:
-        return SampleCounts(found.used)
+        return SampleCounts(found.used) if found.used else None
     return SampleCounts(found.used, found.lost, found.repeated)
 
 
