@@ -7,20 +7,48 @@ for chip in 0,0 0,1 1,0 1,1; do
 done
 
 Kill one and the others go on without it; start it again and it heals from them.
+
+This is for torchft 0.2.0. Newer ones take PyTorch's own groups, so they need nothing of ours but
+the backend: with `--store HOST:PORT`, the address of a TCPStore that outlives the replicas, the
+group is `init_process_group("meshmend", enable_reconfigure=True)` (torch 2.15).
 """
 
 import argparse
+import os
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torchft import Manager
 
 from meshmend.topology.text import parse_mesh
-from meshmend.torch.torchft import MeshmendReplicas
 
 BATCH = 48
+TIMEOUT = timedelta(seconds=10)
+
+
+def group_of(options: argparse.Namespace) -> tuple[Any, str]:
+    """Return the process group of this replica, and a name: ranks are in the order of names."""
+    mesh = parse_mesh(options.mesh)
+    chip = tuple(int(at) for at in options.chip.split(","))
+    if not options.store:
+        from meshmend.torch.torchft import MeshmendReplicas
+
+        group = MeshmendReplicas(mesh, chip, timeout=TIMEOUT)
+        return group, group.replica_id
+    host, _, port = options.store.rpartition(":")
+    os.environ["MESHMEND_MESH"] = options.mesh
+    dist.init_process_group(
+        "meshmend",
+        store=dist.TCPStore(host, int(port), is_master=False),
+        rank=mesh.rank_of[chip],
+        world_size=mesh.n_live,
+        timeout=TIMEOUT,
+        enable_reconfigure=True,
+    )
+    return dist.group.WORLD, f"chip-{mesh.rank_of[chip]:06d}"
 
 
 def images_of_digits(n_images: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +64,7 @@ def main() -> None:
     parser.add_argument("--mesh", required=True, help="such as 2x2")
     parser.add_argument("--chip", required=True, help="this replica's, such as 0,1")
     parser.add_argument("--lighthouse", required=True, help="the address of torchft_lighthouse")
+    parser.add_argument("--store", default="", help="HOST:PORT of a TCPStore, for new torchfts")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that a step takes longer")
     options = parser.parse_args()
@@ -50,16 +79,15 @@ def main() -> None:
         optimizer.load_state_dict(state["optimizer"])
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    chip = tuple(int(at) for at in options.chip.split(","))
-    group = MeshmendReplicas(parse_mesh(options.mesh), chip, timeout=timedelta(seconds=10))
+    group, replica_id = group_of(options)
     manager = Manager(
         pg=group,
-        replica_id=group.replica_id,
+        replica_id=replica_id,
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         min_replica_size=1,
         use_async_quorum=False,  # who shares the batch out must know among how many
-        timeout=timedelta(seconds=10),
+        timeout=TIMEOUT,
         rank=0,
         world_size=1,
         store_addr="127.0.0.1",
@@ -89,6 +117,8 @@ def main() -> None:
             total = sum(float(each.double().sum()) for each in model.parameters())
             print(f"step {step + 1} of {n_ranks} replicas, weights {total:.9f}", flush=True)
     manager.shutdown()
+    if options.store:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """torchft's Manager on our schedules: a replica is killed, the others go on, and it comes back.
 
-Needs torchft and the torch that it was built for: `pip install torchft==0.2.0`.
+Needs torchft and the torch that it was built for: `pip install torchft==0.2.0`, or a newer one,
+which takes the group that PyTorch makes with our backend (torch 2.15).
 """
 
 import re
@@ -18,6 +19,8 @@ from waiting import until
 
 torchft = pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
 
+import torch.distributed as dist  # noqa: E402
+
 from meshmend.errors import InputError  # noqa: E402
 from meshmend.topology.text import parse_mesh  # noqa: E402
 from meshmend.torch.torchft import MeshmendReplicas  # noqa: E402
@@ -28,6 +31,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "torch" / "torchft_digits.py"
 N_STEPS = 60
 coordination: Any = import_module("torchft.coordination")
 CHIPS = ("0,0", "0,1", "1,0", "1,1")
+# Newer ones take PyTorch's own groups, and need a store for the ranks to meet in.
+TAKES_GROUPS = hasattr(import_module("torchft.process_group"), "ReconfigureOptions")
 _LINE = re.compile(r"step (\d+) of (\d+) replicas, weights (\S+)")
 
 
@@ -36,12 +41,14 @@ class Replicas:
 
     def __init__(self, folder: Path, lighthouse: str, stack: ExitStack) -> None:
         self._folder, self._lighthouse, self._stack = folder, lighthouse, stack
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, chip: str) -> None:
         output = self._stack.enter_context((self._folder / chip).open("ab"))
         command = [sys.executable, str(EXAMPLE), "--mesh", "2x2", "--chip", chip, "--pause", "0.1"]
         command += ["--lighthouse", self._lighthouse, "--steps", str(N_STEPS)]
+        command += ["--store", f"127.0.0.1:{self._store.port}"] if TAKES_GROUPS else []
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
