@@ -273,6 +273,14 @@ def test_rings_go_without_delays_where_these_cost_time() -> None:
     assert result.winner.pipeline.skew == 0
 
 
+def test_regions_are_tried_wherever_they_may_be_faster() -> None:
+    """Where chips add slowly, regions on a mesh with a middle take 0.82 times as long as trees."""
+    choice = choose(MESHES[3], FABRICS[4], 1.1e6)
+
+    assert choice.algorithm == "regions-2"
+    check_none_is_faster(MESHES[3], FABRICS[4], 1.1e6)
+
+
 def test_trees_from_everywhere_keep_links_of_a_broken_torus_busy_from_the_start() -> None:
     """Trees from few roots took 1.92 times the limit."""
     mesh = parse_mesh("14x9", wrap="all", fail=["link:0,3-0,4", "link:4,0-4,8", "link:9,6-10,6"])

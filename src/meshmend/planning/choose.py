@@ -21,6 +21,7 @@ from meshmend.planning.exchange_prices import (
     WHOLE_SUMS,
     exchange_skew,
 )
+from meshmend.planning.least_times import least_time, optimistic_tree_s
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
 from meshmend.planning.pricing import TREES, Price, names_to_try, price
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
@@ -217,15 +218,18 @@ def _search(question: Question, progress: ProgressCallback) -> Choice:
 def _in_order(question: Question) -> list[str]:
     """Return the algorithms to try: where hops take much longer than bytes, those of few messages.
 
-    They are quickly built, and once one is known no trees have to be searched for.
+    They are quickly built, and once one is known no trees have to be searched for. Regions that
+    may be faster than any trees come before these too, the others last.
     """
     mesh, fabric = question.mesh, question.fabric
     names = list(names_to_try(mesh, question.collective))
+    hopes = {name: least_time(question, name) for name in names if name in REGIONS}
+    trees_s = optimistic_tree_s(question) if hopes else 0.0
     share = (mesh.n_live - 1) / max(1, len(mesh.links))
     bytes_s = share * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
     short = _SHORT * bytes_s < 2 * mesh_figures(mesh).radius * fabric.hop_latency_s
-    first = {*_WITH_SCRATCH, EXPRESS} if short else set()
-    return sorted(names, key=lambda name: name not in first)
+    first = {*_WITH_SCRATCH, EXPRESS} if short else {n for n in hopes if hopes[n] < trees_s}
+    return sorted(names, key=lambda name: (name not in first, hopes.get(name, 0.0)))
 
 
 def _choice_of(mesh: Mesh, best: Price) -> Choice:

@@ -9,8 +9,8 @@ from meshmend.planning.exchange_prices import (
     WHOLE_SUMS,
     least_exchange_s,
     least_express_s,
-    least_regions_s,
     least_whole_sums_s,
+    optimistic_regions_s,
 )
 from meshmend.planning.target import Question
 from meshmend.planning.tree_finalists import optimistic_s
@@ -74,7 +74,7 @@ def least_time(question: Question, name: str) -> float:
     if name in WHOLE_SUMS:
         return least_whole_sums_s(question.mesh, fabric, question.payload_bytes, name)
     if name in REGIONS:
-        return least_regions_s(question.mesh, fabric, question.payload_bytes, name)
+        return optimistic_regions_s(question.mesh, fabric, question.payload_bytes, name)
     if name == PAIRS:
         block_s = question.payload_bytes / n / fabric.link_bandwidth_bytes_per_s
         return straight_blocks(question.mesh) * block_s

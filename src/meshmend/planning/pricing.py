@@ -39,7 +39,6 @@ from meshmend.schedule.table import Collective, Schedule, index_dtype, renamed
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import PhaseTime, Progress, Simulation, simulate
 from meshmend.simulator.slices import best_slices
-from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.pair_cut import pair_cut
 from meshmend.topology.submesh import IntactPart, largest_box, without_lines
@@ -66,8 +65,7 @@ _MOST_OPEN_HOPS = 32
 _MOST_CHIPS_OF_DIRECT = 64  # more chips have too many messages, even if they are short
 _UNEVEN = 1.05  # straight ways of an all-to-all load some link so much more than necessary
 _CHIPS_OF_BOTH_SKEWS = 256  # up to here rings are simulated with and without delays in 0.2 s
-# Where chips in the middle are much nearer to all than others, trees from there take few more hops.
-_MOST_CHIPS_OF_REGIONS, _MOST_RADII_OF_REGIONS = 256, 1.25
+_MOST_CHIPS_OF_REGIONS = 256
 _FEW_CHIPS = 36  # up to here `auto` tries every algorithm for an allreduce
 _FEW_OWNERS = 256  # and up to here for a sharded update; for a half always
 
@@ -226,13 +224,8 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
         names = [name for name in names if name not in SCATTERED_AXES]
     if mesh.n_live > _MOST_CHIPS_OF_DIRECT:
         names = [name for name in names if name != DIRECT]
-    of_regions = [name for name in names if name in REGIONS]
-    names = [name for name in names if name not in REGIONS]
-    figures = mesh_figures(mesh)
-    is_even = figures.diameter <= _MOST_RADII_OF_REGIONS * figures.radius
-    most_chips = _MOST_CHIPS_OF_REGIONS if is_even else _FEW_CHIPS
-    if mesh.n_live <= most_chips:  # before trees, which are searched for
-        names = [*of_regions, *names]
+    if mesh.n_live > _MOST_CHIPS_OF_REGIONS:
+        names = [name for name in names if name not in REGIONS]
     if has_rings:
         yield RINGS_ND
         exchanges = [name for name in names if name in SCATTERED_AXES]
