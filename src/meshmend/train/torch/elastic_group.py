@@ -380,13 +380,14 @@ class ElasticGroup:
             )
         self._n_steps = n_steps
         while not self.is_over:
-            self._forget_rest()
+            was_undone = self._forget_rest()
             self.keep_up()
             self._save()
             if self.step_number < n_steps:
                 if not self._take_better_plans():
                     continue
-                self._capture()
+                if not (was_undone and self._has_captured):  # else all is as it was captured
+                    self._capture()
                 yield self.step_number
             elif self._loop is None:
                 break
@@ -586,11 +587,12 @@ class ElasticGroup:
             self._state.before.capture()
             self._has_captured = True
 
-    def _forget_rest(self) -> None:
-        """Undo what the rest of the loop's body has changed after a step that failed."""
-        if self._has_failed:
+    def _forget_rest(self) -> bool:
+        """Undo what the rest of the loop's body has changed, if a step failed; return whether."""
+        has_failed, self._has_failed = self._has_failed, False
+        if has_failed:
             self._state.before.restore()
-            self._has_failed = False
+        return has_failed
 
     def _refuse_half_step(self) -> None:
         """Raise InputError after a block that makes gradients but leaves the step to a later one.

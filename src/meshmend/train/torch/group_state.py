@@ -10,6 +10,7 @@ any of them has changed (a closure, a perturbed weight, a second backward pass),
 before. The copies are kept from step to step, so that a step copies but allocates nothing.
 """
 
+import functools
 import math
 import random
 import weakref
@@ -19,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
@@ -211,9 +213,13 @@ class GroupState:
                 "but got a DistributedDataParallel, which has all of it on each chip; leave out "
                 "tile, or use fully_shard(model, mesh=meshmend.torch.tiles(...))"
             )
+        ranks_with_parts = functools.cache(_ranks_with_parts)  # few layouts, and many parameters
         for module in self._modules():
-            for name, parameter in module.named_parameters():
-                if outside := [at for at in _ranks_with_parts(parameter) if at not in ranks]:
+            for name, parameter in cast("Iterator[tuple[str, Any]]", module.named_parameters()):
+                if not is_dtensor(parameter):
+                    continue
+                together = ranks_with_parts(parameter.device_mesh, parameter.placements)
+                if outside := [at for at in together if at not in ranks]:
                     raise InputError(
                         f"reconfigure(tile={tile!r}) needs each parameter whole in one tile, but "
                         f"{name} is sharded over ranks such as {outside[0]} of another; make its "
@@ -556,11 +562,14 @@ class _Gradient:
     """
 
     def __init__(self, parameter: torch.Tensor) -> None:
-        gradient = parameter.grad
         self._parameter = parameter
+        self._copy: torch.Tensor | None = None
+        self._note()
+
+    def _note(self) -> None:
+        gradient = self._parameter.grad
         self._known = None if gradient is None else weakref.ref(gradient)
         self._version = 0 if gradient is None else gradient._version
-        self._copy: torch.Tensor | None = None
 
     def copy(self, before: "_Gradient | None") -> None:
         """Copy the values, into the copy of the step before if it has one that fits."""
@@ -576,6 +585,7 @@ class _Gradient:
     def restore(self) -> None:
         """Give the parameter the gradient that it had."""
         self._parameter.grad = None if self._copy is None else self._copy.clone()
+        self._note()
 
     def is_new(self) -> bool:
         """Whether the parameter has a gradient now that it did not have then."""
@@ -654,7 +664,7 @@ def _plain_leaf(leaf: Any) -> Any:
 
 def _local_leaf(leaf: Any) -> Any:
     """Return a leaf of a state; of a `DTensor`, what this chip holds."""
-    return leaf.to_local() if is_dtensor(leaf) else leaf
+    return local_of(leaf) if is_dtensor(leaf) else leaf
 
 
 def _part_leaf(leaf: Any) -> Any:
@@ -696,13 +706,14 @@ def _own_part(like: Any, whole: torch.Tensor, name: str) -> torch.Tensor:
     return whole.clone()  # so that not all of it stays in memory
 
 
-def _ranks_with_parts(tensor: Any) -> set[int]:
-    """Return the ranks that hold a `DTensor` together with this one; none of a plain tensor."""
-    if not is_dtensor(tensor):
-        return set()
-    mesh, at = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    is_shared = [not placement.is_replicate() for placement in tensor.placements]
-    line = tuple(slice(None) if each else here for each, here in zip(is_shared, at, strict=True))
+def _ranks_with_parts(mesh: DeviceMesh, placements: tuple[Any, ...]) -> set[int]:
+    """Return the ranks that hold a `DTensor` together with this one."""
+    at = mesh.get_coordinate()
+    assert at is not None
+    line = tuple(
+        here if placement.is_replicate() else slice(None)
+        for placement, here in zip(placements, at, strict=True)
+    )
     return set(mesh.mesh[line].flatten().tolist())
 
 
