@@ -316,5 +316,6 @@ def test_a_script_that_always_fails_ends_its_job(cluster: SlurmCluster, tmp_path
 
     ended = cluster.end(number)
 
-    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0")
-    assert "ValueError: no such model" in (tmp_path / f"slurm-{number}.out").read_text()
+    printed = (tmp_path / f"slurm-{number}.out").read_text()
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), printed
+    assert "ValueError: no such model" in printed, printed  # pytest shows the ends of a text only

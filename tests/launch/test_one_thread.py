@@ -100,14 +100,8 @@ def test_a_worker_of_run_computes_in_as_many_threads_as_the_environment_says(
     ]
 
 
-@pytest.mark.parametrize(
-    "threads",
-    [
-        {"OMP_NUM_THREADS": "2"},
-        pytest.param({"OMP_NUM_THREADS": "4"}, marks=pytest.mark.slow),
-        pytest.param({}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # the tests above find each cause of a hang that there was
+@pytest.mark.parametrize("threads", [{"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "4"}, {}])
 def test_steps_are_taken_in_a_clean_environment(threads: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     line = ["train", "--mesh", "1x2", "--steps", "3", "--run-dir", str(tmp_path / "run")]

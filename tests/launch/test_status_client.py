@@ -215,14 +215,14 @@ def asker(address: Address) -> MessageChannel:
 
 
 @pytest.mark.parametrize("of", ["coordinator", "worker"])
-def test_a_thousand_questions_at_once_are_answered(of: str, workers: list[FakeWorker]) -> None:
+def test_hundreds_of_questions_at_once_are_answered(of: str, workers: list[FakeWorker]) -> None:
     """Forty at a time, more than may be connected at once; each asks again when it is cut off."""
     with coordinator() as address:
         question = asked(address) if of == "coordinator" else asked(None, workers[0].address)
         answers: list[JobStatus] = []
 
         def ask() -> None:
-            for _ in range(25):
+            for _ in range(10):
                 answers.append(ask_job(question))
 
         askers = [threading.Thread(target=ask) for _ in range(40)]
@@ -231,7 +231,7 @@ def test_a_thousand_questions_at_once_are_answered(of: str, workers: list[FakeWo
         for each in askers:
             each.join(HANG_S)
 
-        assert len(answers) == 1000
+        assert len(answers) == 400
 
 
 @pytest.mark.parametrize("of", ["coordinator", "worker"])

@@ -9,7 +9,8 @@ from typing import Any, Final
 class JaxStyle:
     """One way to write a loop: the optimizer, the loss of each sample, and the parameters.
 
-    `refused` are words of the one line that refuses the loop, if it is refused.
+    `refused` are words of the one line that refuses the loop, if it is refused. `like` is a style
+    whose optimizer has such a state among others: a job sees no other difference between them.
     """
 
     name: str
@@ -17,6 +18,7 @@ class JaxStyle:
     losses: Callable[[Any, Any], Any]
     params: Callable[[], Any]
     refused: str = ""
+    like: str = ""
 
 
 def params() -> Any:
@@ -125,14 +127,14 @@ def lbfgs() -> Any:
 
 JAX_STYLES: Final = (
     JaxStyle("SGD", sgd, square, params),
-    JaxStyle("Adam", adam, square, params),
-    JaxStyle("schedule", schedule, square, params),
-    JaxStyle("clip and weight decay", clipped, square, params),
+    JaxStyle("Adam", adam, square, params, like="accumulation"),
+    JaxStyle("schedule", schedule, square, params, like="accumulation"),
+    JaxStyle("clip and weight decay", clipped, square, params, like="accumulation"),
     JaxStyle("accumulation", accumulating, square, params),
     JaxStyle("rates per layer", by_layer, square, params),
     JaxStyle("apply if finite", if_finite, square, params),
-    JaxStyle("weight tying", adam, tied, params),
-    JaxStyle("mask of -inf", adam, masked, params),
+    JaxStyle("weight tying", adam, tied, params, like="accumulation"),
+    JaxStyle("mask of -inf", adam, masked, params, like="accumulation"),
     JaxStyle("aux", adam, with_aux, params, "needs to return one loss per sample"),
     JaxStyle("batch statistics", adam, of_variables, variables, "needs the parameters alone"),
     JaxStyle("L-BFGS", lbfgs, square, params, "steps with the gradients, the parameters"),

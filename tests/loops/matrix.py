@@ -43,6 +43,7 @@ class Row:
     tolerance: float = EXACT
     by_share: bool = False
     refused: str = ""
+    like: str = ""  # a style that differs in nothing that a job sees
 
     def __str__(self) -> str:
         return f"{self.style}-{self.front}"
@@ -179,6 +180,6 @@ def rows() -> list[Row]:
         for front in style.fronts
     ]
     return found + [
-        Row(style.name, "jax", MOMENTS_OF["jax"], turn, refused=style.refused)
+        Row(style.name, "jax", MOMENTS_OF["jax"], turn, refused=style.refused, like=style.like)
         for turn, style in enumerate(JAX_STYLES)
     ]

@@ -1,7 +1,7 @@
 """Strangers' loops give the results of a plain loop, whichever moment chips are killed in.
 
 `make slow` takes all rows through all moments. `make test` takes each style on one of its fronts
-through two moments.
+through two moments, but no style in JAX that differs from another in nothing that a job sees.
 """
 
 from collections import Counter
@@ -21,7 +21,8 @@ def some_rows() -> list[Row]:
     taken a third as often. The moments of a front go round from row to row.
     """
     found, n_of = [], Counter[str]()
-    for _, own in groupby(rows(), key=lambda row: (row.style, row.front == "jax")):
+    unlike = [row for row in rows() if not row.like]
+    for _, own in groupby(unlike, key=lambda row: (row.style, row.front == "jax")):
         row = min(own, key=lambda row: n_of[row.front] * (3 if row.front == "trainer" else 1))
         first, n = 2 * n_of[row.front], len(row.moments)
         found.append(replace(row, moments=tuple(row.moments[(first + at) % n] for at in range(2))))
@@ -46,7 +47,8 @@ def test_what_make_test_takes_of_the_matrix_has_all_styles_fronts_and_moments() 
     some, all_rows = some_rows(), rows()
 
     assert len({row.style for row in all_rows}) >= 24
-    assert {row.style for row in some} == {row.style for row in all_rows}
+    styles = {row.style for row in some}
+    assert all((row.like or row.style) in styles for row in all_rows)
     for front in ("job", "group", "trainer", "jax"):
         whole = {moment for row in all_rows if row.front == front for moment in row.moments}
         assert whole

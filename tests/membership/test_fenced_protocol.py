@@ -21,7 +21,7 @@ from simulation import coordinator_process
 from simulation.runs import beginning_with, first_problem, parts_of
 from simulation.world import Scenario
 
-N_SEEDS = 300  # in `make test`; `make slow` does ten thousand
+N_SEEDS = 200  # in `make test`; `make slow` does ten thousand
 N_PARTS = 4
 
 Patch = pytest.MonkeyPatch

