@@ -1,5 +1,7 @@
 """Slow links are found from how long links are busy: soon, the same on all chips, and no others."""
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +101,25 @@ def test_a_slow_link_is_found_within_three_seconds_and_again_when_it_is_mended(s
     assert chips[0].mesh == mesh
 
 
+def test_it_is_found_as_soon_if_steps_take_three_times_as_long_because_of_it() -> None:
+    """Looks are counted in steps, and each takes 0.8 s then; the probes take half a second."""
+    mesh = Mesh((3, 3))
+    chips, traffic = [LinkSpeeds(mesh) for _ in mesh.live], Traffic(mesh)
+
+    def steps(speeds: Mesh, step_us: int) -> Iterator[tuple[SlowLink, ...]]:
+        while True:
+            traffic.step(speeds)
+            traffic.now_us += step_us - STEP_US
+            (is_due,) = {chip.is_due() for chip in chips}
+            yield look(chips, traffic, speeds) if is_due else ()
+
+    assert not any(islice(steps(mesh, 250_000), 40))
+    began = traffic.now_us
+    found = next(filter(None, steps(mesh.slowed(SlowLink(LINK, 0.25)), 800_000)))
+    assert found == (SlowLink(LINK, 0.25),)
+    assert traffic.now_us - began < 2.5e6
+
+
 def test_noise_on_all_links_and_short_pauses_of_one_raise_no_alarm() -> None:
     mesh = Mesh((4, 4))
     chips, traffic = [LinkSpeeds(mesh) for _ in mesh.live], Traffic(mesh, noise=0.5)
@@ -123,8 +144,8 @@ def test_links_that_carry_little_or_are_mostly_idle_say_nothing() -> None:
         assert chip.conclude([[10**6, *idle, *few, *idle, *few]] * 4) == ()
 
 
-def test_looks_are_about_a_second_apart_whatever_a_step_takes() -> None:
-    for step_us, apart in ((1_000, 500), (100_000, 5), (5_000_000, 1)):
+def test_looks_are_a_quarter_of_a_second_apart_whatever_a_step_takes() -> None:
+    for step_us, apart in ((1_000, 250), (100_000, 3), (5_000_000, 1)):
         chip, due = LinkSpeeds(Mesh((2, 2))), []
         for step in range(3000):
             if chip.is_due():

@@ -18,20 +18,42 @@ LINK = "link:0-1"
 Kind = TypeVar("Kind", bound=Event)
 
 
+GROUP = """
+import torch
+import torch.distributed as dist
+import meshmend.torch
+
+dist.init_process_group("meshmend")
+model = torch.nn.Linear(1, 1)
+meshmend.torch.reconfigure(model)
+for step in meshmend.torch.steps(2000):
+    with meshmend.torch.retrying():
+        dist.all_reduce(torch.ones(1 << 17))
+        if dist.get_rank() == 0:
+            print(f"planned for {dist.group.WORLD._catalogue._mesh}", flush=True)
+"""
+
+
 @pytest.mark.slow
-def test_a_job_plans_anew_for_a_link_that_becomes_slow_and_loses_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_group", [False, True], ids=["job", "elastic group"])
+def test_chips_plan_anew_for_a_link_that_becomes_slow_and_lose_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_group: bool
 ) -> None:
     require_testbed()
     monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "beds"))
-    run_dir = tmp_path / "run"
-    words = ["--mesh", "3", "--wrap", "all", "--testbed", "8Mbit", "--steps", "2000"]
+    run_dir, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(GROUP)
+    words = ["--mesh", "3", "--wrap", "all", "--testbed", "8Mbit"]
     words += ["--set", "sums.watch_links=true", "--run-dir", str(run_dir)]
-    job = subprocess.Popen(
-        [sys.executable, "-m", "meshmend", "train", "gpt", *words],
-        stdout=subprocess.DEVNULL,
-        env=os.environ,
-    )
+    if is_group:
+        words = ["run", "--elastic", *words, str(script)]
+    else:
+        words = ["train", "gpt", *words, "--steps", "2000"]
+    out = tmp_path / "out"
+    with out.open("w") as stream:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "meshmend", *words], stdout=stream, env=os.environ
+        )
     try:
         until(lambda: n_steps(run_dir) >= 8, job)
         assert not of_kind(run_dir, LinkSlow)
@@ -39,6 +61,8 @@ def test_a_job_plans_anew_for_a_link_that_becomes_slow_and_loses_no_step(
         until(lambda: bool(of_kind(run_dir, LinkSlow)), job)
         found = n_steps(run_dir)
         until(lambda: n_steps(run_dir) >= found + 8, job)
+        if is_group:
+            until(lambda: f"slow {LINK}" in out.read_text(), job)
     finally:
         job.terminate()
         job.wait()

@@ -5,13 +5,14 @@ long some were on their way. Before some steps all chips tell each other these f
 same ones and conclude the same, so nobody has to be asked. A link is compared with the middle of
 all links that were busy: what slows all of them alike, such as a busy host, is no fault of one.
 
-Looks are about half a second apart, which is counted in steps, because clocks differ. A link that
-shows another speed in three looks in a row is **suspected**, no more: plans give links messages of
-different sizes, and short ones are on their way for as long as a round trip and a busy host take,
-whatever the link could carry. So chips then **probe**, five times: all of them send as many bytes
-over every link, both ways at once. Nothing but a link itself keeps all of its probes below what the
-others do, so its best one decides; the middle one says how slow it is. If that refutes the
-suspicion, what the link showed is what its traffic shows under this plan.
+Looks are about a quarter of a second apart, which is counted in steps, because clocks differ. A
+link that shows another speed in two looks in a row is **suspected**, no more: plans give links
+messages of different sizes, and short ones are on their way for as long as a round trip and a busy
+host take, whatever the link could carry. So chips then **probe**, five times: all of them send as
+many bytes over every link, both ways at once. Nothing but a link itself keeps all of its probes
+below what the others do, so its best one decides; the middle one says how slow it is. If that
+refutes the suspicion, what the link showed is what its traffic shows under this plan, and the next
+suspicion needs one look more: where traffic says little, probes must not take up the job's time.
 
 A plan may leave out a slow link, so that nobody would see it become fast again. So slow links are
 also probed now and then, more and more seldom.
@@ -31,17 +32,18 @@ from meshmend.topology.mesh import Mesh
 
 Work = tuple[int, int]  # bytes that arrived, and microseconds for which some were on their way
 
-LOOKS: Final = 3  # that have to agree
+LOOKS: Final = 2  # that have to agree
+_MOST_LOOKS: Final = 12  # after suspicions that probes have refuted
 PROBES: Final = 5  # of which the best one decides
-_LOOK_US: Final = 500_000
+_LOOK_US: Final = 250_000
 _MOST_STEPS_APART: Final = 1024
-_LEAST_BYTES: Final = 1 << 16  # in one look; fewer show the latency, not the bandwidth
+_LEAST_BYTES: Final = 1 << 15  # in one look; fewer show the latency, not the bandwidth
 _LEAST_BUSY_US, _LEAST_BUSY = 2000, 0.01  # in one look, and of the time; less is no measurement
 _BUSY: Final = 0.1  # of the time: a link that is idle longer slows nobody down
 _LEAST_LINKS: Final = 3  # that were busy, to know what is usual
 _SLOWER, _FASTER = 0.6, 1.4  # of what was planned: beyond these a link has another speed
 _GRID: Final = 20  # a speed is told in twentieths
-_FIRST_PROBES, _MOST_APART = 16, 1024  # looks until slow links are probed; then twice as many
+_FIRST_PROBES, _MOST_APART = 32, 2048  # looks until slow links are probed; then twice as many
 _PROBE_US: Final = 20_000  # that a probe takes on a link of full speed
 _PROBE_BYTES: Final = (1 << 17, 1 << 24)  # the shortest and the longest one
 _FULL: Final = 0.9  # from here on a link counts as one of full speed
@@ -63,6 +65,7 @@ class LinkSpeeds:
         self._before_us = 0
         self._usual = 0.0  # bytes in a microsecond of a link of full speed
         self._seen: dict[Link, list[float]] = {}  # the speeds of the last looks
+        self._looks = LOOKS  # that have to agree
         self._refuted: dict[Link, float] = {}  # what links show whose probes show something else
         self._suspects: dict[Link, float] = {}  # and what they show; they are being probed
         self._probed: list[dict[Link, float]] = []  # bytes in a microsecond, of the probes so far
@@ -121,9 +124,9 @@ class LinkSpeeds:
             self._usual = self._full_rate(rates)
             for link, rate in rates.items():
                 speeds = [*self._seen.get(link, ()), rate / self._usual]
-                self._seen[link] = speeds[-LOOKS:]
+                self._seen[link] = speeds[-self._looks :]
         for link, speeds in self._seen.items():
-            if len(speeds) == LOOKS:
+            if len(speeds) == self._looks:
                 self._doubt(link, speeds, is_busy=busy[link] >= _BUSY * passed_us)
         if not self._suspects and self._n_looks >= self._probe_after:
             self._suspects = {link: self._usual_of(link) for link in self._slow_links()}
@@ -149,6 +152,9 @@ class LinkSpeeds:
             return ()
         best, middle = self._probed_speeds(max), self._probed_speeds(median)
         changed = []
+        # Of links that are probed now and then nothing else was said.
+        if any(shown != self._usual_of(link) for link, shown in self._suspects.items()):
+            self._looks = min(self._looks + 1, _MOST_LOOKS)
         for link, shown in sorted(self._suspects.items()):
             known = self.mesh.speed_of(link)
             is_slower = best.get(link, known) < _SLOWER * known
@@ -161,7 +167,7 @@ class LinkSpeeds:
         self._suspects, self._probed = {}, []
         if changed:
             self.mesh = self.mesh.slowed(*changed)
-            self._seen, self._refuted = {}, {}  # there will be other plans
+            self._seen, self._refuted, self._looks = {}, {}, LOOKS  # there will be other plans
             self._n_looks, self._probe_after = 0, _FIRST_PROBES
         return tuple(changed)
 
