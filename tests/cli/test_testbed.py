@@ -67,11 +67,28 @@ def test_status_as_json_names_every_chip_and_link(capsys: pytest.CaptureFixture[
         ("10.0.0.3", False),
     ]
     assert shown["links"] == [
-        {"link": "link:0,0-0,1", "up": True, "speed": 1.0},
-        {"link": "link:0,1-0,2", "up": False, "speed": 1.0},
+        {"link": "link:0,0-0,1", "up": True, "speed": 1.0, "loses": [0.0, 0.0]},
+        {"link": "link:0,1-0,2", "up": False, "speed": 1.0, "loses": [0.0, 0.0]},
     ]
     assert meshmend("down --all --json") == 0
     assert json.loads(capsys.readouterr().out) == {"down": ["bed1"], "leftovers": []}
+
+
+def test_status_shows_what_a_link_loses_until_it_loses_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    require_testbed()
+    assert meshmend("up --mesh 1x3 --link 50Mbit") == 0
+    assert meshmend("lose link:0,0-0,1=0.01") == 0
+    Testbed.attach().drop((0, 1), (0, 0))
+    assert meshmend("fail 0,2") == 0
+    capfd.readouterr()
+
+    assert meshmend("status") == 0
+    assert "packets      link:0,0-0,1 loses 0.01 of them there, 1 back" in capfd.readouterr().out
+    assert meshmend("lose link:0,0-0,1=0") == 0
+    assert meshmend("status") == 0
+    assert "packets" not in capfd.readouterr().out
 
 
 def test_check_prints_the_ratio_of_measured_to_asked(capsys: pytest.CaptureFixture[str]) -> None:

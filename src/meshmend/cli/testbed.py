@@ -117,7 +117,7 @@ def down_command(
 
 @app.command("status")
 def status_command(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """Show the testbeds: which chips and links are up, at which rate, at which addresses.
+    """Show the testbeds: which chips and links are up, at which rate, what they lose, and where.
 
     **Examples**
 
@@ -313,6 +313,7 @@ def _chip_of(text: str) -> "Chip":
 
 def _facts(bed: "Testbed") -> dict[str, Any]:
     from meshmend.lab.testbed.names import intact
+    from meshmend.lab.testbed.records import way_of
     from meshmend.topology.failures import Link
 
     record = bed.record
@@ -338,7 +339,16 @@ def _facts(bed: "Testbed") -> dict[str, Any]:
             for chip in full.live
         ],
         "links": [
-            {"link": str(link), "up": link in up, "speed": mesh.speed_of(link)} for link in every
+            {
+                "link": str(link),
+                "up": link in up,
+                "speed": mesh.speed_of(link),
+                "loses": [
+                    record.loses.get(way_of(*ends), 0.0)
+                    for ends in ((link.first, link.second), (link.second, link.first))
+                ],
+            }
+            for link in every
         ],
     }
 
@@ -369,6 +379,11 @@ def _print_bed(bed: "Testbed", *, as_json: bool) -> None:
         "links": f"{links_up} up, {len(links) - links_up} down; "
         f"{format_bandwidth(bed.link_bandwidth)} ({megabits}) each way{slow}",
     }
+    if lossy := [link for link in links if any(link["loses"])]:
+        lines["packets"] = "; ".join(
+            "{link} loses {0:g} of them there, {1:g} back".format(*each["loses"], **each)
+            for each in lossy
+        )
     if not facts["settled"]:
         lines["unsettled"] = (
             "a change was interrupted; the next fail or repair sets all links and routes anew"

@@ -260,7 +260,9 @@ class Testbed:
             raise TopologyError(f"testbed {self.name!r} has no link from {source} to {goal}")
         ends = self._number(source), self._number(goal)
         commands = network.loss_commands(mesh, *ends, part)
-        kernel.run_batches(self.holder, "tc", commands, is_user=self.is_user)
+        with records.locked():
+            kernel.run_batches(self.holder, "tc", commands, is_user=self.is_user)
+            records.save(self.record.with_loss(source, goal, part))
 
     def _number(self, chip: Chip) -> int:
         mesh = Mesh(self.shape)

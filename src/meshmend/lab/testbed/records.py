@@ -17,12 +17,13 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from meshmend.config import TESTBED_DIR
 from meshmend.errors import TestbedError
+from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
 
@@ -46,6 +47,7 @@ class Record:
     owner: int | None
     is_user: bool
     settled: bool = False
+    loses: dict[str, float] = field(default_factory=dict)  # parts, by `way_of`
 
     def current_mesh(self) -> Mesh:
         """Return the mesh as it is now."""
@@ -56,6 +58,11 @@ class Record:
         words = mesh_words(mesh)
         slow = tuple(words.get("slow", ()))
         return replace(self, fail=tuple(words["fail"]), slow=slow, settled=settled)
+
+    def with_loss(self, source: Chip, goal: Chip, part: float) -> "Record":
+        """Return this record with another part of the packets of one way that are lost."""
+        loses = {**self.loses, way_of(source, goal): part}
+        return replace(self, loses={way: part for way, part in sorted(loses.items()) if part})
 
     @property
     def is_alive(self) -> bool:
@@ -68,6 +75,11 @@ def record_of(mesh: Mesh, **fields: Any) -> Record:
     words = mesh_words(mesh)
     fail, slow = tuple(words["fail"]), tuple(words.get("slow", ()))
     return Record(mesh=words["shape"], wrap=words["wrap"], fail=fail, slow=slow, **fields)
+
+
+def way_of(source: Chip, goal: Chip) -> str:
+    """Return one way of a link in words: 0,0>0,1."""
+    return ">".join(",".join(map(str, chip)) for chip in (source, goal))
 
 
 def start_time(process: int) -> int | None:
