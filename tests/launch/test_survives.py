@@ -23,7 +23,8 @@ def check_nothing_lost(result: dict[str, Any], *, steps: int, batch: int = 48) -
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return elastic(tmp_path_factory.mktemp("run"), mesh="4x4", steps=60)
+    """The losses of one chip alone: those of any mesh, because the batch is the same."""
+    return elastic(tmp_path_factory.mktemp("run"), mesh="1x1", steps=60)
 
 
 def check_same_losses(result: dict[str, Any], other: dict[str, Any]) -> None:
@@ -58,11 +59,11 @@ def test_a_chip_killed_with_each_bucket_in_flight_in_turn_costs_no_sample_and_no
 ) -> None:
     """Its backward pass is under way: some sums have begun, others have not."""
     inject = []
-    for bucket, chip in enumerate(("0,1", "2,3", "3,0")):
+    for bucket, chip in enumerate(("0,1", "1,1", "1,0")):
         at = 5 + 15 * bucket
         inject += [f"kill {chip} at {at} in bucket {bucket}", f"repair {chip} at {at + 6}"]
 
-    result = elastic(tmp_path, mesh="4x4", steps=60, bucket_bytes=1000, inject=inject)
+    result = elastic(tmp_path, mesh="2x2", steps=60, bucket_bytes=1000, inject=inject)
 
     check_nothing_lost(result, steps=60)
     check_same_losses(result, undisturbed)
@@ -154,12 +155,12 @@ def test_a_failure_and_the_coordinator_s_death_at_once_are_survived(tmp_path: Pa
 
 
 def test_the_smaller_part_of_a_mesh_that_is_cut_in_two_waits_and_says_so(tmp_path: Path) -> None:
-    inject = ["kill 2x2@0,2 at 10", "repair 2x2@0,2 at 40"]
+    inject = ["kill 2x2@0,2 at 10", "repair 2x2@0,2 at 25"]
 
-    gate = [50, [["generation", 8]] + [["arrived", None]] * 4]
-    result = elastic(tmp_path, mesh="2x8", steps=70, inject=inject, gate=gate)
+    gate = [35, [["generation", 8]] + [["arrived", None]] * 4]
+    result = elastic(tmp_path, mesh="2x8", steps=45, inject=inject, gate=gate)
 
-    check_nothing_lost(result, steps=70)
+    check_nothing_lost(result, steps=45)
     assert result["chips"] == [16, 8, 16]
     waiting = of_kind(result, "waiting")
     assert waiting[0]["chips"] == [[0, 0], [0, 1], [1, 0], [1, 1]]

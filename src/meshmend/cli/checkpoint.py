@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshmend.cli.console import check_writable, print_json
-from meshmend.cli.options import JsonOption
+from meshmend.cli.options import JsonOption, command_group
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 _OTHER_KINDS = frozenset([".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pt", ".pth"])
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
-    help="The checkpoints of a run: list them, check them, and write them for other programs.",
-    epilog="Start with: meshmend checkpoint export RUN -o model.safetensors",
+app = command_group(
+    "The checkpoints of a run: list them, check them, and write them for other programs.",
+    start_with="checkpoint export RUN -o model.safetensors",
 )
 
 RunArgument = Annotated[
@@ -32,12 +31,6 @@ StepOption = Annotated[
     int | None,
     typer.Option("--step", metavar="N", min=0, help="The step; else the newest that is complete."),
 ]
-
-
-@app.callback(invoke_without_command=True)
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command("list")

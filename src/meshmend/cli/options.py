@@ -38,6 +38,19 @@ def check_seconds(seconds: float) -> float:
     return seconds
 
 
+def command_group(about: str, *, start_with: str) -> typer.Typer:
+    """Return a command that has commands of its own; without one it prints its help."""
+    epilog = f"Start with: meshmend {start_with}"
+    app = typer.Typer(rich_markup_mode="markdown", help=about, epilog=epilog)
+
+    @app.callback(invoke_without_command=True)
+    def print_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    return app
+
+
 def setting_option(key: str, **more: Any) -> Any:
     """Return the option of a setting for a command that runs no job: named and described once."""
     leaf = LEAVES[key]

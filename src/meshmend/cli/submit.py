@@ -19,6 +19,7 @@ from meshmend.cli.options import (
     ScriptArgument,
     ScriptArguments,
     check_script,
+    command_group,
     context_of,
     job_command,
 )
@@ -29,17 +30,10 @@ if TYPE_CHECKING:
     from meshmend.launch.kubernetes import KubernetesJob
     from meshmend.launch.slurm import SlurmFile
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
-    help="Print what a scheduler needs to run a job that survives lost hosts, or submit it.",
-    epilog="Start with: meshmend submit slurm --mesh 4x4 --hosts 2x2 train.py",
+app = command_group(
+    "Print what a scheduler needs to run a job that survives lost hosts, or submit it.",
+    start_with="submit slurm --mesh 4x4 --hosts 2x2 train.py",
 )
-
-
-@app.callback(invoke_without_command=True)
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @job_command("submit slurm", needs=("mesh.shape",))

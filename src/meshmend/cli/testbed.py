@@ -5,17 +5,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshmend.cli.console import announce_compilation, print_json
-from meshmend.cli.options import FailOption, JsonOption, MeshOption, SlowOption, WrapOption, mesh_of
+from meshmend.cli.options import (
+    FailOption,
+    JsonOption,
+    MeshOption,
+    SlowOption,
+    WrapOption,
+    command_group,
+    mesh_of,
+)
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.lab.testbed.bed import Testbed
     from meshmend.topology.failures import Chip
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
-    help="A real mesh network out of Linux network namespaces: make it, break it, mend it.",
-    epilog="Start with: meshmend testbed up --mesh 4x4 --link 50Mbit",
+app = command_group(
+    "A real mesh network out of Linux network namespaces: make it, break it, mend it.",
+    start_with="testbed up --mesh 4x4 --link 50Mbit",
 )
 
 NameArgument = Annotated[
@@ -31,12 +38,6 @@ WhatArgument = Annotated[
         help="4x2@6,8 (block), 3,4 (chip), link:3,4-3,5, board:3,4 or host:3,4.",
     ),
 ]
-
-
-@app.callback(invoke_without_command=True)
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command("up")

@@ -14,6 +14,7 @@ from meshmend.cli.options import (
     PayloadOption,
     WrapOption,
     check_algorithms,
+    command_group,
     mesh_of,
 )
 from meshmend.config import TTSIM
@@ -22,17 +23,10 @@ from meshmend.errors import InputError
 if TYPE_CHECKING:
     from meshmend.wormhole.experiment import Result
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
-    help="Run plans on the Ethernet cores of Tenstorrent's Wormhole chips, under ttsim.",
-    epilog="Start with: meshmend wormhole run --library libttsim.so --mesh 8x4 --wrap all",
+app = command_group(
+    "Run plans on the Ethernet cores of Tenstorrent's Wormhole chips, under ttsim.",
+    start_with="wormhole run --library libttsim.so --mesh 8x4 --wrap all",
 )
-
-
-@app.callback(invoke_without_command=True)
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command("run")

@@ -231,7 +231,7 @@ def _most_pending(n_expected: int) -> int:
     return max(1, min(max(_MOST_PENDING, n_expected), soft // _SHARE_OF_DESCRIPTORS))
 
 
-def listening(bind: str, port: int = 0, *, backlog: int = _BACKLOG) -> socket.socket:
+def listening(bind: str, port: int = 0) -> socket.socket:
     """Return a socket that listens on an address; port 0 takes any free port.
 
     Raises:
@@ -243,7 +243,7 @@ def listening(bind: str, port: int = 0, *, backlog: int = _BACKLOG) -> socket.so
         listener.bind((bind, port))
         # A caller speaks first. Until it does, the kernel keeps it, for about this many seconds.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_S)
-        listener.listen(backlog)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         where = f"{bind}:{port}" if port else bind

@@ -22,6 +22,7 @@ _TOKEN: Final = re.compile(
     r"""\s+|\#[^\n]*|(?P<word>[A-Za-z0-9_.+-]+)|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<mark>[{}<>\[\]:,;])"""
 )
 _MOST_NESTED: Final = 32
+_CABLES: Final = 4  # of each link
 _MOST_TRIES: Final = 200_000  # to lay a machine on a mesh: about a second
 
 
@@ -63,7 +64,7 @@ def mesh_of_graph(text: str) -> Mesh:
     return Mesh(tuple(dims), tuple("RING" in types[axis : axis + 1] for axis in range(len(dims))))
 
 
-def graph_of_mesh(mesh: Mesh, *, cables: int = 4) -> str:
+def graph_of_mesh(mesh: Mesh) -> str:
     """Return a mesh graph descriptor of a mesh; slow links stay, as cables that may be missing.
 
     Raises:
@@ -83,7 +84,7 @@ def graph_of_mesh(mesh: Mesh, *, cables: int = 4) -> str:
         "  arch: WORMHOLE_B0\n"
         f"  device_topology {{ dims: [ {dims} ] dim_types: [ {types} ] }}\n"
         f"  host_topology {{ dims: [ {ones} ] }}\n"
-        f"  channels {{ count: {cables} policy: {'RELAXED' if mesh.slow else 'STRICT'} }}\n"
+        f"  channels {{ count: {_CABLES} policy: {'RELAXED' if mesh.slow else 'STRICT'} }}\n"
         "}\n"
         'top_level_instance { mesh { mesh_descriptor: "M0" mesh_id: 0 } }\n'
     )
