@@ -9,7 +9,8 @@ how much slower the plan becomes if one slow link gets faster. Times are simulat
     python benchmarks/slow_links.py --fabric testbed-50mbit
 
 prints instead what the sums of a job without a fabric take over those of a job that is given this
-one, simulated on it.
+one, simulated on it. Below that, what plans take whose delays are left out, as workers leave them
+out, over what they take with them.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from meshmend.planning.plan import AUTO, equal_links_plan, plan
 from meshmend.planning.proof import prove
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
+from meshmend.simulator.slices import best_slices
 from meshmend.topology.fabric import parse_fabric
 from meshmend.topology.failures import Link, SlowLink
 from meshmend.topology.mesh import Mesh
@@ -61,12 +63,32 @@ def given_fabric(name: str) -> None:
     """Print what a job gains that is told its fabric."""
     meshes = [parse_mesh("4x4", fail=["2x2@0,2"]), parse_mesh("4x4", slow=["link:0,0-0,1=0.25"])]
     sizes = [1 << shift for shift in (16, 18, 20, 22)]
-    print(f"{'without / with fabric':<30}", *(f"{size >> 10:>6} KiB" for size in sizes))
-    for mesh in (*meshes, parse_mesh("8x8", fail=["2x2@2,2"])):
-        ratios = [
-            _time_s(mesh, n, AUTO, name) / _time_s(mesh, n, auto_on(name), name) for n in sizes
-        ]
-        print(f"{mesh!s:<30}", *(f"{ratio:>10.2f}" for ratio in ratios), flush=True)
+    meshes.append(parse_mesh("8x8", fail=["2x2@2,2"]))
+
+    def of_fabrics(mesh: Mesh, n: int) -> float:
+        return _time_s(mesh, n, AUTO, name) / _time_s(mesh, n, auto_on(name), name)
+
+    def of_delays(mesh: Mesh, n: int) -> float:
+        return _without_delays(mesh, n, name)
+
+    for head, ratio in (
+        ("without / with fabric", of_fabrics),
+        ("without / with delays", of_delays),
+    ):
+        print(f"{head:<30}", *(f"{size >> 10:>6} KiB" for size in sizes))
+        for mesh in meshes:
+            ratios = (ratio(mesh, n) for n in sizes)
+            print(f"{mesh!s:<30}", *(f"{each:>10.2f}" for each in ratios), flush=True)
+
+
+def _without_delays(mesh: Mesh, n_bytes: int, fabric: str) -> float:
+    """Return what a plan takes without its delays, in the best number of slices, over its time."""
+    made = plan(mesh, payload=n_bytes, fabric=parse_fabric(fabric))
+    program = program_of(made.schedule, made.hazards, made.placement.routes)
+    predicted, figures = made.predicted(), made.target.fabric
+    same = simulate(program, figures, payload_bytes=n_bytes, slices=predicted.slices)
+    best = best_slices(program, figures, payload_bytes=n_bytes)
+    return min(same.time_s, best.time_s) / predicted.time_s
 
 
 def _time_s(mesh: Mesh, n_bytes: int, algorithm: str, fabric: str) -> float:
