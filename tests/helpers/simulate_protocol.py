@@ -21,6 +21,7 @@ def main() -> int:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--split", action="store_true", help="let both sides live on")
     kinds.add_argument("--tiles", action="store_true", help="let a replica be several chips")
+    kinds.add_argument("--few-tiles", action="store_true", help="short jobs of few tiles")
     kinds.add_argument("--large", action="store_true", help="train on 1024 chips")
     parser.add_argument("--plans", action="store_true", help="swap plans between steps")
     parser.add_argument("--links", action="store_true", help="let links be slow for a while")
@@ -31,6 +32,8 @@ def main() -> int:
         scenario_of = Scenario.of_large
     if chosen.tiles:
         scenario_of = Scenario.of_tiles
+    if chosen.few_tiles:
+        scenario_of = Scenario.of_few_tiles
     began = process_time()
     runs = []
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):

@@ -1,7 +1,7 @@
 """The protocol with replicas of several chips under one simulated clock; its mutants are caught.
 
 A seed that fails is replayed, with all that happened, by
-`python tests/helpers/simulate_protocol.py --tiles --seed SEED --trace`.
+`python tests/helpers/simulate_protocol.py --few-tiles --seed SEED --trace`, or with `--tiles`.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,15 +23,17 @@ from simulation.runs import beginning_with, first_problem, parts_of, simulate
 from simulation.simulated_worker import SimulatedReplica, SimulatedWorker
 from simulation.world import Scenario
 
-N_SEEDS = 300  # in `make test`; `make slow` does twenty thousand
+N_SEEDS = 1000  # of short jobs, in `make test`; `make slow` does twenty thousand longer ones
 N_PARTS = 4
+N_LONGER = 60
 
 Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
 def test_whatever_breaks_tiles_keep_one_history_and_every_part_of_it(seeds: range) -> None:
-    assert first_problem(seeds, scenario_of=Scenario.of_tiles) is None
+    """Short jobs: with as much processor time they find more of the flaws below than long ones."""
+    assert first_problem(seeds, scenario_of=Scenario.of_few_tiles) is None
 
 
 @pytest.mark.parametrize("seed", [2502, 3298, 11263])
@@ -56,8 +58,13 @@ def test_a_job_whose_only_checkpoint_is_damaged_fails_when_nobody_is_left_to_com
     assert not simulate(seed, scenario_of=Scenario.of_tiles).problem
 
 
+def test_a_job_goes_on_if_one_chip_of_its_only_tile_has_begun_and_the_other_has_not() -> None:
+    """A coordinator lost its record just then: each chip held the first state as another one."""
+    assert not simulate(216, scenario_of=Scenario.of_few_tiles).problem
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 20_000, 20), ids=str)
+@pytest.mark.parametrize("seeds", parts_of(0, 20_000, 20), ids=str)
 def test_twenty_thousand_seeds(seeds: range) -> None:
     assert first_problem(seeds, scenario_of=Scenario.of_tiles) is None
 
@@ -163,8 +170,9 @@ def test_a_job_that_lost_a_colour_waits_for_its_chips_if_there_is_a_checkpoint(
 
 def test_the_seeds_see_restores_and_steps_that_not_all_chips_have_done() -> None:
     """Otherwise the faults would be too mild to prove anything."""
-    runs = [simulate(seed, scenario_of=Scenario.of_tiles, traces=True) for seed in range(60)]
+    runs = [simulate(seed, scenario_of=Scenario.of_tiles, traces=True) for seed in range(N_LONGER)]
 
+    assert not any(run.problem for run in runs)
     assert any(run.n_restores for run in runs)
     assert sum(run.n_generations for run in runs) > 1.5 * len(runs)
     assert any("also=" in line and "also=None" not in line for run in runs for line in run.trace)
@@ -228,13 +236,13 @@ def trust_cut_links_for_ever(patch: Patch) -> None:
 # Each with a seed that caught it, which is tried first; after a change of the protocol it may be
 # another one.
 MUTANTS: dict[Callable[[Patch], None], int] = {
-    let_any_holder_be_enough: 7,
-    count_colours_of_stale_states: 26,
-    count_a_step_before_all_have_done_it: 51,
-    keep_no_state_beside: 470,
-    forget_what_was_tried: 3,
+    let_any_holder_be_enough: 8,
+    count_colours_of_stale_states: 17,
+    count_a_step_before_all_have_done_it: 74,
+    keep_no_state_beside: 47,
+    forget_what_was_tried: 28,
     let_spares_train: 0,
-    trust_cut_links_for_ever: 790,
+    trust_cut_links_for_ever: 74,
 }
 
 
@@ -247,7 +255,7 @@ def test_a_protocol_with_a_flaw_is_caught(
     """The test of the test: the seeds pass without the flaw, and one of them fails with it."""
     mutant(monkeypatch)
 
-    caught = first_problem(beginning_with(seed, 1000), scenario_of=Scenario.of_tiles)
+    caught = first_problem(beginning_with(seed, N_SEEDS), scenario_of=Scenario.of_few_tiles)
 
     assert caught is not None
     assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"

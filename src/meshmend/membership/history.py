@@ -207,8 +207,10 @@ class History:
             highest, void = max(self.record.highest, version), self._void_except(version)
             self.record = replace(self.record, begun=begun, highest=highest, void=void)
         elif begun and _proves_no_step(process, status, begun[-1]):
-            void = self.record.void
-            if begun[-1].base != FRESH:  # else there is no other state that could count
+            void, ours = self.record.void, self.record.fingerprint
+            # Without a base there is no other state that could count. But where chips hold parts of
+            # a state, those that began and those that did not must go on together.
+            if begun[-1].base != FRESH or (ours is not None and ours.tile):
                 void = (*void, _void(begun[-1]))
             self.record = replace(self.record, begun=begun[:-1], void=void)
         if self.is_new and status.generation > self.record.highest and status.step > 0:

@@ -6,6 +6,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import NotRequired, TypedDict
 
 from meshmend.config import MeshConfig
@@ -32,6 +33,7 @@ def parse_mesh(
     return Mesh(shape, parse_wrap(wrap, len(shape))).without(*fail).slowed(*slow)
 
 
+@cache
 def parse_tile(text: str) -> tuple[int, ...]:
     """Return the extents that `2x2` names.
 

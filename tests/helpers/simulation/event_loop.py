@@ -5,6 +5,7 @@ Knows nothing of networks or workers. All that happens in a simulation happens i
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 Action = Callable[[], None]
@@ -69,17 +70,15 @@ class Process:
         """Do something a little later if this process lives, or when it wakes if it is frozen."""
         if delay_s is None:
             delay_s = self.events.random.random() * 0.001
-        self.events.after(delay_s, lambda: self._do(action))
+        self.events.after(delay_s, partial(self._do, action))
 
     def _do(self, action: Action) -> None:
-        if self.is_alive and self._is_frozen:
+        if not self.is_alive:
+            return
+        if self._frozen_until > self.events.now:
             self._held.append(action)
-        elif self.is_alive:
+        else:
             action()
-
-    @property
-    def _is_frozen(self) -> bool:
-        return self._frozen_until > self.events.now
 
     def _wake_up(self) -> None:
         held, self._held = self._held, []

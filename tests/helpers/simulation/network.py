@@ -9,6 +9,7 @@ closed by its kernel; one whose host dies says nothing at all.
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from simulation.event_loop import EventLoop, Process
@@ -123,7 +124,7 @@ class Network:
         if item is None:
             self._events.at(target.arrives_at, lambda: self._arrive(target, None, target.n_resets))
         else:
-            self._events.at(target.arrives_at, lambda: self._arrive(target, item, n_resets))
+            self._events.at(target.arrives_at, partial(self._arrive, target, item, n_resets))
 
     def dial(
         self,

@@ -20,6 +20,7 @@ from simulation.worker_process import WorkerProcess
 
 MESHES = ("1x2", "1x3", "2x2", "2x3")
 TILED = (("1x4", "1x2"), ("2x2", "1x2"), ("1x5", "1x2"), ("2x3", "2x1"), ("1x3", "1x1"))
+FEW_TILES = (("1x4", "1x2"), ("2x2", "1x2"), ("1x3", "1x2"), ("1x3", "1x1"))
 LARGE = "32x32"
 mesh_of = cache(parse_mesh)
 LINK_TIMEOUT_S = 0.4
@@ -63,6 +64,21 @@ class Scenario:
             board=random.choice([(1, 1), (1, 1), (1, 1), parse_tile(tile)]),
             n_steps=random.randint(8, 16),
             policy="constant",
+        )
+
+    @classmethod
+    def of_few_tiles(cls, seed: int) -> "Scenario":
+        """Return a short scenario with few chips: more happens in each step, and it costs less."""
+        random = Random(seed + 7_000_003)
+        mesh, tile = random.choice(FEW_TILES)
+        return replace(
+            cls.of_tiles(seed),
+            mesh=mesh,
+            tile=tile,
+            board=random.choice([(1, 1), (1, 1), (1, 1), parse_tile(tile)]),
+            n_steps=random.randint(2, 4),
+            n_faults=random.randint(1, 3),
+            calm_at=random.uniform(0.4, 0.8),
         )
 
     @classmethod
