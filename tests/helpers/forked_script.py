@@ -15,7 +15,6 @@ import subprocess
 import sys
 import traceback
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,15 +65,24 @@ def run_forked(
         return subprocess.CompletedProcess(line, code, out.read_text(), err.read_text())
 
 
-@cache
+_parents: dict[tuple[str, ...], subprocess.Popen[str]] = {}
+
+
 def _parent(imported: tuple[str, ...]) -> subprocess.Popen[str]:
-    """Start the process that forks; it ends with its standard input, or when this one dies."""
-    return subprocess.Popen(
+    """Return a process that forks and has imported all of these; start one if there is none.
+
+    It ends with its standard input, or when this process dies.
+    """
+    for others, parent in _parents.items():
+        if set(imported) <= set(others):
+            return parent
+    _parents[imported] = subprocess.Popen(
         [sys.executable, __file__, *imported],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    return _parents[imported]
 
 
 def _serve() -> _Request | None:

@@ -663,7 +663,13 @@ def test_every_collective_with_every_type_and_operation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mesh", "transport"),
-    [("1x2", "sockets"), ("1x3", "sockets"), ("2x2", "sockets"), ("2x2", "gloo")],
+    [
+        *(("1x2", "gloo"), ("1x3", "sockets"), ("2x2", "sockets")),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("1x2", "sockets"), ("2x2", "gloo"))
+        ),
+    ],
 )
 def test_every_call_gives_what_gloo_gives_however_its_tensors_are_held(
     mesh: str, transport: str, tmp_path: Path
