@@ -33,7 +33,7 @@ from meshmend.topology.mesh import Mesh
 Work = tuple[int, int]  # bytes that arrived, and microseconds for which some were on their way
 
 LOOKS: Final = 2  # that have to agree
-_MOST_LOOKS: Final = 12  # after suspicions that probes have refuted
+_MOST_LOOKS: Final = 4  # after suspicions that probes have refuted; a look may take a whole step
 PROBES: Final = 5  # of which the best one decides
 _LOOK_US: Final = 250_000
 _MOST_STEPS_APART: Final = 1024
