@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torchft import Manager
 
+import meshmend.torch
 from meshmend.topology.text import parse_mesh
 
 BATCH = 48
@@ -40,6 +41,7 @@ def group_of(options: argparse.Namespace) -> tuple[Any, str]:
         return group, group.replica_id
     host, _, port = options.store.rpartition(":")
     os.environ["MESHMEND_MESH"] = options.mesh
+    meshmend.torch.register()  # where meshmend is installed, torch does it by itself
     dist.init_process_group(
         "meshmend",
         store=dist.TCPStore(host, int(port), is_master=False),
