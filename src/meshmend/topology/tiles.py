@@ -232,7 +232,10 @@ def box_tiling(mesh: Mesh, shape: tuple[int, ...], keep: Container[Chip] = ()) -
         for chips in upright_boxes(mesh, shape)
     }
     if not boxes:
-        raise TopologyError(f"no tile of {format_shape(shape)}, as it is written, fits {mesh}")
+        raise TopologyError(
+            f"no tile of {format_shape(shape)}, as it is written, fits {mesh}; take a smaller one, "
+            "or turn it"
+        )
     found = search.most_of(boxes)
     tiles = (_by_colour(mesh, shape, tile) for tile in sorted(found.tiles))
     return Tiling(mesh, shape, tuple(tiles), is_most=found.is_most)
