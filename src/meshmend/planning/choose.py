@@ -146,12 +146,11 @@ def choose_trees(
     fabric: Fabric,
     payload_bytes: float,
     *,
-    collective: Collective = Collective.ALLREDUCE,
     progress: ProgressCallback = no_progress,
 ) -> Choice:
-    """Return the trees that are fastest for this payload, as `simulate` prices them."""
+    """Return the trees that are fastest for an allreduce, as `simulate` prices them."""
     mesh = stand_in(mesh).mesh
-    question = Question(mesh, payload_bytes, fabric, collective)
+    question = Question(mesh, payload_bytes, fabric, Collective.ALLREDUCE)
     found = price(question, TREES, may_estimate=True, progress=progress)
     assert found is not None, "without a time to beat there is always a price"
     return _choice_of(mesh, found)

@@ -332,14 +332,7 @@ def fastest_trees(
     return _proved(PlanFile(mesh, schedule, choice.pipeline, target), part, steps)
 
 
-def equal_links_plan(
-    mesh: Mesh,
-    *,
-    payload: Payload | None = None,
-    fabric: Fabric | str | None = None,
-    cache_dir: Path | None = None,
-    progress: ProgressCallback = no_progress,
-) -> Plan:
+def equal_links_plan(mesh: Mesh, *, payload: Payload | None = None) -> Plan:
     """Return the plan that `auto` makes if it does not know how fast links are.
 
     It is for comparison: its predicted time is that on the links as they are.
@@ -349,10 +342,9 @@ def equal_links_plan(
         True
 
     Raises:
-        InputError: the fabric is unknown, or the payload cannot be read.
+        InputError: the payload cannot be read.
     """
-    equal = with_equal_links(mesh)
-    made = plan(equal, payload=payload, fabric=fabric, cache_dir=cache_dir, progress=progress)
+    made = plan(with_equal_links(mesh), payload=payload)
     return replace(made, mesh=mesh, placement=placed(largest_part(mesh), made.schedule))
 
 
