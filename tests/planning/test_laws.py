@@ -201,3 +201,38 @@ def test_no_algorithm_beats_the_time_that_rules_it_out(
             priced = price(question, name)
             assert priced is not None
             assert priced.time_s >= (1 - 1e-9) * least_s, name
+
+
+def check_a_faster_fabric_is_not_slower(
+    mesh: Mesh, payload_bytes: float, machine: Fabric, figure: str
+) -> None:
+    better = machine.with_(**{figure: BETTER[figure] * getattr(machine, figure)})
+    (before,) = compared(mesh, machine, payload_bytes, ["auto"]).prices
+    (after,) = compared(mesh, better, payload_bytes, ["auto"]).prices
+
+    assert after.time_s <= 1.01 * before.time_s
+
+
+FASTER_CASES = (
+    connected_meshes(),
+    PAYLOADS,
+    st.sampled_from(FABRICS),
+    st.sampled_from(["link_bandwidth_bytes_per_s", "hop_latency_s"]),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(*FASTER_CASES)
+def test_neither_faster_links_nor_shorter_hops_make_auto_slower(
+    mesh: Mesh, payload_bytes: int, machine: Fabric, figure: str
+) -> None:
+    check_a_faster_fabric_is_not_slower(mesh, payload_bytes, machine, figure)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None)
+@given(*FASTER_CASES)
+def test_neither_faster_links_nor_shorter_hops_make_auto_slower_in_many_cases(
+    mesh: Mesh, payload_bytes: int, machine: Fabric, figure: str
+) -> None:
+    check_a_faster_fabric_is_not_slower(mesh, payload_bytes, machine, figure)
