@@ -61,14 +61,11 @@ torch-suite: $(INSTALLED)
 	$(if $(CHECKOUT),$(BIN)/python benchmarks/torch_suite.py --checkout $(CHECKOUT))
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/limit.py
-	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/simgrid_compare.py
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/sharded_update.py
 	$(BIN)/python benchmarks/jax_lowering.py
-	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/look_inside.py
 	$(BIN)/python benchmarks/pods.py
 	$(BIN)/python benchmarks/side_by_side.py

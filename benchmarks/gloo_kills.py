@@ -12,6 +12,7 @@ torch 2.15) returns at once and ends no collective that is under way. Needs torc
 
 import io
 import json
+import math
 import os
 import sys
 import threading
@@ -41,7 +42,8 @@ class Meeting:
     def __init__(self, store: Any, timeout_s: float) -> None:
         self._store, self._timeout_s = store, timeout_s
         self.waits = RawArray("q", MESH.n_live)  # by rank: the process that waits for a group, or 0
-        self.heard_at = RawArray("d", MESH.n_live)
+        # The clock may count from the start of the machine: 0 may be less than a timeout ago.
+        self.heard_at = RawArray("d", [-math.inf] * MESH.n_live)
         self.is_wanted = RawValue("b")  # members leave their group after the step in flight
         self.number = RawValue("q")  # of the last group
 

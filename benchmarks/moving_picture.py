@@ -1,10 +1,18 @@
 """A training run as a moving picture: chips die and come back, trees re-form, the loss goes on.
 
-One SVG file without scripts, which a README shows as any picture. It plays the recorded events of a
-run, faster or slower than they were.
+    python benchmarks/moving_picture.py [-o docs/pictures/moving.svg]
+
+Runs the command at the top of the README and draws its recorded events, played faster or slower
+than they were: one SVG file without scripts, which a README shows as any picture.
 """
 
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
@@ -19,11 +27,13 @@ from meshmend.pages.draw.svg import (
     series,
 )
 from meshmend.pages.explore.explorer_answers import flows_of
-from meshmend.pages.report.training_run import RunGeneration, TrainingRun
+from meshmend.pages.report.training_run import RunGeneration, TrainingRun, training_run
 from meshmend.planning.quick_plan import quick_plan
 from meshmend.planning.target import Target
 from meshmend.topology.mesh import Mesh
 
+PICTURE: Final = Path(__file__).parents[1] / "docs/pictures/moving.svg"
+FAULTS: Final = ("kill 2x2@0,2 at 30", "repair 2x2@0,2 at 60")
 _PLAYS_S: Final = 12.0
 _PITCH, _SIDE, _LEFT, _TOP = 62, 34, 56, 92
 _CURVE: Final = (360, 96, 380, 178)  # left, top, width, height
@@ -201,3 +211,22 @@ def _loss(run: TrainingRun) -> list[str]:
         _text(left, top - 12, f"loss, from {most:.2f} to {last:.2f}", 22),
         _text(left, top + height + 28, f"{len(steps)} steps in {end_s:.0f} s{lost}", 22),
     ]
+
+
+def main() -> None:
+    """Train, and write the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, default=PICTURE)
+    output = parser.parse_args().output
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        command = [sys.executable, "-m", "meshmend", "train", "--run-dir", str(folder), "--json"]
+        command += [word for fault in FAULTS for word in ("--inject", fault)]
+        summary = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    output.write_text(moving_svg(training_run(lines)), encoding="utf-8")
+    print(f"written {output}: replicas equal {summary['replicas_equal']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,9 +10,7 @@ much the order on links matters.
 """
 
 import argparse
-import datetime
 import json
-import platform
 import subprocess
 import sys
 import time
@@ -27,8 +25,8 @@ from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import fabric
 from meshmend.topology.routes import routes_for
 from meshmend.topology.text import parse_mesh
+from record import record
 
-HERE = Path(__file__).parent
 SYSTEM_PYTHON = "/usr/bin/python3"
 TOLERANCE = 0.05
 
@@ -107,7 +105,7 @@ def compare(
 def played(case: dict[str, Any]) -> float:
     """Return the time that SimGrid gives a case."""
     answer = subprocess.run(
-        [SYSTEM_PYTHON, str(HERE / "simgrid_side.py")],
+        [SYSTEM_PYTHON, str(Path(__file__).parent / "simgrid_side.py")],
         input=json.dumps(case),
         capture_output=True,
         text=True,
@@ -139,27 +137,15 @@ def main() -> int:
     worst = max(abs(row["ratio"] - 1) for row in rows)
     print(f"largest difference {worst:.3%}, tolerance {TOLERANCE:.0%}")
     if not arguments.no_write:
-        write(rows, version, worst)
+        figures = {
+            "simgrid": version,
+            "fabric": str(fabric("reference")),
+            "largest_difference": worst,
+            "tolerance": TOLERANCE,
+            "rows": rows,
+        }
+        print(f"wrote {record('simgrid_compare', figures)}")
     return int(worst > TOLERANCE)
-
-
-def write(rows: list[dict[str, Any]], version: str, worst: float) -> None:
-    """Write the rows with date and versions."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    result = {
-        "benchmark": "simgrid_compare",
-        "date": today,
-        "simgrid": version,
-        "python": platform.python_version(),
-        "fabric": str(fabric("reference")),
-        "largest_difference": worst,
-        "tolerance": TOLERANCE,
-        "rows": rows,
-    }
-    path = HERE / "results" / f"simgrid_compare-{today}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
 
 
 if __name__ == "__main__":
