@@ -1,22 +1,21 @@
 """Plans that other programs make for a mesh: ForestColl's trees, and TACOS's all-gathers.
 
 Neither program is part of this project, and nothing here builds one. ForestColl is Python: a folder
-with its checkout is enough. TACOS 1.2 is a C++ library with one example, whose mesh is a constant;
-its writer makes MSCCL XML. A folder holds one such file for each mesh, named as `file_name` says,
-whose rank n is the n-th live chip in row-major order.
+with its checkout is enough. TACOS is a C++ library. A folder holds what it found: all-gathers as
+MSCCL XML, any number for each mesh, with other numbers of chunks and other draws. The name of a
+file is the mesh's, as `mesh_name` says, and then anything after a dot: `8x8-torus.draw-2.xml`. Rank
+n is the n-th live chip in row-major order.
 """
 
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from meshmend.planning.formats.xml_import import schedule_from_xml
-from meshmend.planning.plan import Plan, planned
-from meshmend.planning.target import Target
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule
 from meshmend.topology.mesh import Mesh
 
@@ -35,26 +34,26 @@ _MOST_CHIPS = 64  # of ForestColl, which takes minutes for 8x8
 
 
 @dataclass(frozen=True, eq=False)
-class OtherPlan:
-    """A proved plan of another program, or in `why_not` the reason that there is none."""
+class OtherPlans:
+    """Allreduces of another program, or in `why_not` the reason that there are none."""
 
-    plan: Plan | None
+    sums: tuple[Schedule, ...] = ()
     why_not: str = ""
     planning_s: float | None = None
 
 
-def file_name(shape: str, wrap: str, fail: str) -> str:
-    """Return how a file for a mesh is called: `8x8-torus-less-2x2-2-2.xml`."""
+def mesh_name(shape: str, wrap: str, fail: str) -> str:
+    """Return how files for a mesh begin: `8x8-torus-less-2x2-2-2`."""
     less = f"-less-{fail}".replace("@", "-").replace(",", "-") if fail else ""
-    return f"{shape}{'-torus' if wrap == 'all' else ''}{less}.xml"
+    return f"{shape}{'-torus' if wrap == 'all' else ''}{less}"
 
 
-def forestcoll_plan(folder: Path | None, mesh: Mesh, *, patience_s: float) -> OtherPlan:
+def forestcoll_plans(folder: Path | None, mesh: Mesh, *, patience_s: float) -> OtherPlans:
     """Return the allreduce over the trees that ForestColl finds for the links of a mesh."""
     if folder is None or not (folder / "pipeline_allgather.py").is_file():
-        return OtherPlan(None, "no checkout; name it with --forestcoll DIR")
+        return OtherPlans(why_not="no checkout; name it with --forestcoll DIR")
     if mesh.n_live > _MOST_CHIPS:
-        return OtherPlan(None, f"is not run on more than {_MOST_CHIPS} chips")
+        return OtherPlans(why_not=f"is not run on more than {_MOST_CHIPS} chips")
     names = [",".join(map(str, chip)) for chip in mesh.live]
     links = [(names[a], names[b]) for a, b in mesh.links.tolist()]
     lines = "".join(f"{a} {b}\n{b} {a}\n" for a, b in links)
@@ -70,25 +69,24 @@ def forestcoll_plan(folder: Path | None, mesh: Mesh, *, patience_s: float) -> Ot
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return OtherPlan(None, f"found no trees within {patience_s:g} s")
+        return OtherPlans(why_not=f"found no trees within {patience_s:g} s")
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
-        return OtherPlan(None, f"failed: {last}")
+        return OtherPlans(why_not=f"failed: {last}")
     took_s = time.perf_counter() - began
     text = done.stdout[done.stdout.index("<") :]
-    return OtherPlan(planned(mesh, schedule_from_xml(text, mesh), Target()), planning_s=took_s)
+    return OtherPlans((schedule_from_xml(text, mesh),), planning_s=took_s)
 
 
-def tacos_plan(folder: Path | None, mesh: Mesh, name: str) -> OtherPlan:
-    """Return the allreduce whose second half is the all-gather that TACOS wrote for a mesh."""
+def tacos_plans(folder: Path | None, mesh: Mesh, name: str) -> OtherPlans:
+    """Return the allreduces whose second halves are the all-gathers that TACOS found."""
     if folder is None:
-        return OtherPlan(None, "no files of TACOS; name their folder with --tacos DIR")
-    file = folder / name
-    if not file.is_file():
-        return OtherPlan(None, f"no file {name}")
-    gather = schedule_from_xml(file.read_text(encoding="utf-8"), mesh)
-    planned(mesh, gather, Target())  # what TACOS wrote is proved as it is
-    return OtherPlan(planned(mesh, allreduce_of(gather), Target()))
+        return OtherPlans(why_not="no files of TACOS; name their folder with --tacos DIR")
+    files = sorted(folder.glob(f"{name}.*xml"))
+    if not files:
+        return OtherPlans(why_not=f"no file {name}.xml")
+    gathers = (schedule_from_xml(file.read_text(encoding="utf-8"), mesh) for file in files)
+    return OtherPlans(tuple(allreduce_of(gather) for gather in gathers))
 
 
 def allreduce_of(gather: Schedule) -> Schedule:
@@ -111,3 +109,13 @@ def allreduce_of(gather: Schedule) -> Schedule:
         hi=np.concatenate([gather.hi[there], gather.hi[back]]),
         op=np.repeat(np.array([REDUCE, COPY], dtype=np.uint8), n_rows),
     )
+
+
+def half_of(allreduce: Schedule, collective: Collective) -> Schedule:
+    """Return the rows of an allreduce that add up, a reduce-scatter, or those that copy.
+
+    Each rank owns what it holds the sum of.
+    """
+    rows = allreduce.op == (REDUCE if collective is Collective.REDUCE_SCATTER else COPY)
+    columns = {name: getattr(allreduce, name)[rows] for name in ("src", "dst", "lo", "hi", "op")}
+    return replace(allreduce, collective=collective, phases=(), **columns)

@@ -96,6 +96,10 @@ def test_odd_meshes_have_plans_too(capsys: Captured, shape: str) -> None:
             "--lower jax needs an allreduce, reduce-scatter or all-gather",
         ),
         (
+            ["plan", "--collective", "all-to-all", "--lower", "jax"],
+            "--lower jax needs an allreduce, reduce-scatter or all-gather",
+        ),
+        (
             ["simulate", "--buckets", "4x1MB", "--collective", "all-gather"],
             "--buckets does not go with --collective all-gather",
         ),

@@ -53,7 +53,7 @@ def check_program(program: LockstepProgram, *, seed: int = 0) -> None:
         VerificationError: a pair moves two spans in a step, a table points outside, or a rank
             ends with the wrong cells.
     """
-    _check_shape(program)
+    check_shape(program)
     random = np.random.default_rng(seed)
     shape = (program.n_ranks, program.n_cells)
     words = random.integers(0, 1 << 64, size=shape, dtype=np.uint64)
@@ -94,7 +94,7 @@ def _check_result(
         )
 
 
-def _check_shape(program: LockstepProgram) -> None:
+def check_shape(program: LockstepProgram) -> None:
     seen: set[tuple[int, int]] = set()
     for k, pairs in enumerate(program.permutations):
         for ends, what in ((0, "sends"), (1, "receives")):

@@ -17,6 +17,7 @@ from meshmend.errors import InputError, VerificationError
 from meshmend.jax import (
     SumFrame,
     all_gather,
+    all_to_all,
     allreduce,
     check_neighbours,
     device_mesh,
@@ -320,6 +321,43 @@ def check_gradients_of_parts() -> None:
     assert np.allclose(on_chips(HOLE, ours)(rows), on_chips(HOLE, theirs)(rows), atol=1e-4)
 
 
+def check_blocks() -> None:
+    """Blocks go where JAX's own all-to-all sends them, over links alone, and gradients back."""
+    for name, algorithm in (
+        ("12", "relays"),
+        ("12", "pairs"),
+        ("torus", "relays"),
+        ("link", "pairs"),
+    ):
+        mesh = MESHES[name]
+        n = mesh.n_live
+        made = plan(mesh, algorithm, collective="all-to-all")
+        numbers = np.random.default_rng(8).normal(size=(n * n * 2, 5)).astype(np.float32)
+        tree = {"a": numbers, "b": np.asarray(numbers[:, 0], jnp.bfloat16), "none": numbers[:, :0]}
+        compiled = on_chips(mesh, partial(all_to_all, plan=made)).lower(tree).compile()
+        use = check_neighbours(compiled, mesh)
+        assert not use.other_collectives
+        ended = compiled(tree)
+        exchange = partial(
+            lax.all_to_all, axis_name="chips", split_axis=0, concat_axis=0, tiled=True
+        )
+        theirs = on_chips(mesh, lambda t: jax.tree.map(exchange, t))(tree)  # noqa: B023
+        wanted = numbers.reshape(n, n, 2, 5).swapaxes(0, 1).reshape(numbers.shape)
+        for leaf, own in ended.items():
+            assert own.dtype == tree[leaf].dtype
+            assert np.array_equal(own, theirs[leaf]), leaf
+        assert np.array_equal(ended["a"], wanted)
+    weights = np.random.default_rng(9).normal(size=numbers.shape).astype(np.float32)
+
+    def gradient(exchanged: Callable[..., Any]) -> Any:
+        def weighted(numbers: Any, weights: Any) -> Any:
+            return jax.grad(lambda each: (exchanged(each) * weights).sum())(numbers)
+
+        return on_chips(mesh, weighted)(numbers, weights)
+
+    assert np.array_equal(gradient(partial(all_to_all, plan=made)), gradient(exchange))
+
+
 def check_size_does_not_grow() -> None:
     """The program has one loop with as many permutes as there are colours, however many slices."""
     made = planned(HOLE, "trees")
@@ -473,6 +511,15 @@ def check_refusals() -> None:
     refused(
         "first axis is a multiple of 12 ranks, but got the shape (1, 24)",
         lambda: on_chips(HOLE, partial(reduce_scatter, plan=scatter))(rows),
+    )
+    blocks = plan(HOLE, collective="all-to-all")
+    refused(
+        "all-to-all needs leaves whose first axis is a multiple of 12 ranks, but got the shape (5",
+        lambda: on_chips(HOLE, partial(all_to_all, plan=blocks))(np.zeros(60)),
+    )
+    refused(
+        "all-to-all needs a plan of that collective",
+        lambda: on_chips(HOLE, partial(all_to_all, plan=made))(rows),
     )
     refused(
         "every rank owns an equal part",

@@ -32,6 +32,7 @@ OTHERS = [
     "means of whole numbers",
     "parts",
     "gradients of parts",
+    "blocks",
     "size does not grow",
     "wrong pair is caught",
     "text of a tpu",

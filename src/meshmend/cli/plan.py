@@ -127,7 +127,7 @@ def plan_command(
     _check_mirrors(mirror_domain, wanted, broken)
     if lower and tile:
         raise InputError("--lower jax does not go with --tile; leave one of them out")
-    if lower and wanted == "sharded-update":
+    if lower and wanted in {"sharded-update", "all-to-all"}:
         raise InputError("--lower jax needs an allreduce, reduce-scatter or all-gather")
     check_writable(output)
     announce_compilation()

@@ -4,6 +4,7 @@
     pmean             the mean
     reduce_scatter    chip i gets part i of the sum
     all_gather        every chip gets every chip's part
+    all_to_all        every chip gets the blocks that all chips have for it
     SumFrame          one executable for many plans: a failed link swaps tables, compiles nothing
     lockstep_plan     the plan that is fastest as a jitted program
     device_mesh       a `jax.sharding.Mesh` over the live chips, in rank order, or over tiles
@@ -36,7 +37,13 @@ except ModuleNotFoundError:
     ) from None
 
 if TYPE_CHECKING:
-    from meshmend.jax.collectives import all_gather, allreduce, pmean, reduce_scatter
+    from meshmend.jax.collectives import (
+        all_gather,
+        all_to_all,
+        allreduce,
+        pmean,
+        reduce_scatter,
+    )
     from meshmend.jax.devices import device_mesh, live_mesh
     from meshmend.jax.neighbours import check_neighbours
     from meshmend.jax.swapping import SumFrame
@@ -45,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SumFrame",
     "all_gather",
+    "all_to_all",
     "allreduce",
     "check_neighbours",
     "device_mesh",
@@ -57,6 +65,7 @@ __all__ = [
 _MODULE_OF = {
     "SumFrame": "meshmend.jax.swapping",
     "all_gather": "meshmend.jax.collectives",
+    "all_to_all": "meshmend.jax.collectives",
     "allreduce": "meshmend.jax.collectives",
     "check_neighbours": "meshmend.jax.neighbours",
     "device_mesh": "meshmend.jax.devices",

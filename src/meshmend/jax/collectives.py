@@ -7,6 +7,7 @@ tables.
 """
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +20,7 @@ from meshmend.jax.devices import CHIPS, DATA, MODEL
 from meshmend.jax.permutes import (
     AxisName,
     vector_all_gather,
+    vector_all_to_all,
     vector_colour_sum,
     vector_reduce_scatter,
 )
@@ -99,21 +101,13 @@ def reduce_scatter(
     _check(plan, Collective.REDUCE_SCATTER, axis_name)
     n_ranks = plan.schedule.n_ranks
 
-    def parts(array: jax.Array) -> jax.Array:
-        if array.ndim == 0 or array.shape[0] % n_ranks:
-            raise InputError(
-                f"reduce_scatter needs leaves whose first axis is a multiple of {n_ranks} ranks, "
-                f"but got the shape {array.shape}"
-            )
-        return array.reshape(n_ranks, -1)
-
     def scattered(vectors: jax.Array) -> jax.Array:
         return vector_reduce_scatter(vectors, plan, axis_name, slices)
 
     def own(array: jax.Array) -> tuple[int, ...]:
         return (array.shape[0] // n_ranks, *array.shape[1:])
 
-    return by_type(as_numbers(tree), accumulate, parts, scattered, own)
+    return by_type(as_numbers(tree), accumulate, partial(_in_parts, plan), scattered, own)
 
 
 def all_gather(
@@ -143,6 +137,35 @@ def all_gather(
 
     # Nothing is added up, so 16-bit floats move as they are.
     return by_type(tree, _AS_IT_IS, vector, gathered, all_parts)
+
+
+def all_to_all(tree: Any, plan: Plan, axis_name: AxisName = CHIPS) -> Any:
+    """Return the blocks of all chips for this one: block i of each leaf comes from rank i.
+
+    The first axis of each leaf is cut into as many equal blocks as there are ranks, of which block
+    i goes to rank i, as by `lax.all_to_all(..., 0, 0, tiled=True)`. All of it goes between
+    neighbours: blocks follow the routes of the plan.
+
+    Raises:
+        InputError: as `reduce_scatter`.
+    """
+    _check(plan, Collective.ALL_TO_ALL, axis_name)
+
+    def exchanged(vectors: jax.Array) -> jax.Array:
+        return vector_all_to_all(vectors, plan, axis_name)
+
+    return by_type(tree, _AS_IT_IS, partial(_in_parts, plan), exchanged, jnp.shape)
+
+
+def _in_parts(plan: Plan, array: jax.Array) -> jax.Array:
+    """Return an array as one vector for each rank of a plan."""
+    n_ranks = plan.schedule.n_ranks
+    if array.ndim == 0 or array.shape[0] % n_ranks:
+        raise InputError(
+            f"{plan.schedule.collective} needs leaves whose first axis is a multiple of {n_ranks} "
+            f"ranks, but got the shape {array.shape}"
+        )
+    return array.reshape(n_ranks, -1)
 
 
 def by_type(

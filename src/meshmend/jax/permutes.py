@@ -17,6 +17,7 @@ from jax import lax
 
 from meshmend.planning.lowering import lowered
 from meshmend.planning.plan import Plan
+from meshmend.schedule.block_steps import block_program
 from meshmend.schedule.lockstep_program import LockstepProgram, Pairs
 
 AxisName = str | tuple[str, ...]
@@ -24,7 +25,7 @@ Sum = Callable[[jax.Array, Any, AxisName], jax.Array]  # what a chip has, the pr
 
 
 def with_own_transpose(run: Sum) -> Sum:
-    """Return a sum whose gradient is the sum of the gradients, by the same program.
+    """Return a collective that is its own transpose, with the gradient by the same program.
 
     JAX's own gradient is right too, but the transpose of each slice is a sum over the whole buffer.
     """
@@ -159,6 +160,36 @@ def vector_all_gather(
     ended = run_program(buffer, program, axis_name)[: program.n_cells]
     gathered = ended.reshape(program.slices, -1, unit)[:, cells_of_ranks]
     return gathered.swapaxes(0, 1).reshape(n_ranks, -1)[:, : vector.size]
+
+
+def vector_all_to_all(vectors: jax.Array, plan: Plan, axis_name: AxisName) -> jax.Array:
+    """Return the vectors of all ranks for this one, in their order, from (ranks, elements) for all.
+
+    The gradient is the all-to-all of the gradients, by the same program: a block and the one that
+    comes back for it change places.
+    """
+    return _exchanged(vectors, plan, axis_name)
+
+
+def _run_exchange(vectors: jax.Array, plan: Plan, axis_name: AxisName) -> jax.Array:
+    program, n_blocks = _block_program(plan), plan.schedule.n_chunks
+    n_ranks, n_elements = vectors.shape
+    n_parts = n_blocks // n_ranks
+    unit = -(-n_elements // n_parts)
+    padded = jnp.pad(vectors, ((0, 0), (0, n_parts * unit - n_elements)))
+    buffer = filled_buffer(padded, (program.n_cells + program.width, unit), axis_name)
+    arrived = run_program(buffer, program, axis_name)[n_blocks : 2 * n_blocks]
+    arrived = arrived.reshape(n_ranks, -1)[:, :n_elements]
+    is_own = jnp.arange(n_ranks)[:, None] == lax.axis_index(axis_name)
+    return jnp.where(is_own, vectors, arrived)
+
+
+_exchanged = with_own_transpose(_run_exchange)
+
+
+@lru_cache(maxsize=64)
+def _block_program(plan: Plan) -> LockstepProgram:
+    return block_program(plan.schedule, plan.placement)
 
 
 def filled_buffer(array: jax.Array, shape: tuple[int, ...], axis_name: AxisName) -> jax.Array:

@@ -132,11 +132,13 @@ def lockstep_program(
     schedule = cells.schedule
     graph = row_graph(schedule, hazards_of(schedule)) if graph is None else graph
     steps = packed_steps(graph, slices)
-    numbers = np.unique(schedule.src.astype(np.int64) * schedule.n_ranks + schedule.dst)
-    permutations = permutations_of(*np.divmod(numbers, schedule.n_ranks))
-    send, place, take = _tables(cells, steps, permutations)
-    for table in (send, place, take):
-        table.flags.writeable = False
+    lo, hi = schedule.lo.astype(np.int64), schedule.hi.astype(np.int64)
+    cell = (np.arange(slices)[:, None] * schedule.n_chunks + lo).reshape(-1)
+    take = np.where(schedule.op == COPY, lo - hi, hi - lo)
+    src, dst, take = (np.tile(column, slices) for column in (schedule.src, schedule.dst, take))
+    permutations, send, place, taken = step_tables(
+        schedule.n_ranks, slices * schedule.n_chunks, src, dst, steps.reshape(-1), cell, cell, take
+    )
     return LockstepProgram(
         collective=schedule.collective,
         n_ranks=schedule.n_ranks,
@@ -147,37 +149,42 @@ def lockstep_program(
         permutations=permutations,
         send=send,
         place=place,
-        take=take,
+        take=taken,
         busiest=graph.busiest * slices,
         depth=graph.depth,
         bound=graph.bound(slices),
     )
 
 
-def _tables(
-    cells: CellSchedule, steps: NDArray[np.int64], permutations: Sequence[Pairs]
-) -> tuple[Table, Table, Table]:
-    """Return what each rank sends, where it puts what arrives, and how much of it counts."""
-    schedule, slices = cells.schedule, len(steps)
-    n_ranks, n_permutations = schedule.n_ranks, len(permutations)
-    unused = slices * schedule.n_chunks
-    shape = (n_ranks, int(steps.max(initial=-1)) + 1, n_permutations)
-    send, place, take = (np.full(shape, value, dtype=np.int32) for value in (unused, unused, 0))
-    permutation_of = np.zeros((n_ranks, n_ranks), dtype=np.int32)
+def step_tables(
+    n_ranks: int,
+    n_cells: int,
+    src: NDArray[np.integer],
+    dst: NDArray[np.integer],
+    steps: NDArray[np.int64],
+    send: NDArray[np.int64],
+    place: NDArray[np.int64],
+    take: NDArray[np.integer],
+) -> tuple[tuple[Pairs, ...], Table, Table, Table]:
+    """Return the permutations of rows between ranks, and the tables `send`, `place` and `take`.
+
+    Row r leaves cell `send[r]` of its source in step `steps[r]` for cell `place[r]` of its
+    destination, where `take[r]` says what counts. Other entries point to `n_cells`.
+    """
+    numbers = np.unique(src.astype(np.int64) * n_ranks + dst)
+    permutations = permutations_of(*np.divmod(numbers, n_ranks))
+    permutation_of = np.zeros((n_ranks, n_ranks), dtype=np.int64)
     for k, pairs in enumerate(permutations):
-        for source, destination in pairs:
-            permutation_of[source, destination] = k
-    src, dst, lo, hi = (
-        column.astype(np.int64) for column in (schedule.src, schedule.dst, schedule.lo, schedule.hi)
-    )
+        permutation_of[tuple(np.array(pairs).T)] = k
     k_of = permutation_of[src, dst]
-    count = np.where(schedule.op == COPY, lo - hi, hi - lo).astype(np.int32)
-    for number in range(slices):
-        first = (lo + number * schedule.n_chunks).astype(np.int32)
-        send[src, steps[number], k_of] = first
-        place[dst, steps[number], k_of] = first
-        take[dst, steps[number], k_of] = count
-    return send, place, take
+    shape = (n_ranks, int(steps.max(initial=-1)) + 1, len(permutations))
+    sends, places, takes = (np.full(shape, value, np.int32) for value in (n_cells, n_cells, 0))
+    sends[src, steps, k_of] = send
+    places[dst, steps, k_of] = place
+    takes[dst, steps, k_of] = take
+    for table in (sends, places, takes):
+        table.flags.writeable = False
+    return permutations, sends, places, takes
 
 
 def with_equal_cells(schedule: Schedule) -> Schedule:

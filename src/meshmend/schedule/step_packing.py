@@ -75,11 +75,19 @@ class RowGraph:
 
 def row_graph(schedule: Schedule, hazards: Hazards) -> RowGraph:
     """Return the waits between the rows of a schedule, for steps."""
-    n_rows = schedule.n_rows
     edges = _edges(schedule.src, schedule.dst, hazards.send, hazards.write, hazards.more)
+    return graph_of(schedule.src, schedule.dst, edges)
+
+
+def graph_of(src: NDArray[np.integer], dst: NDArray[np.integer], edges: Ints) -> RowGraph:
+    """Return the graph of rows between these ranks; `edges` has three rows of numbers.
+
+    They are a row that is waited for, a later row that waits, and how many steps later it may come.
+    """
+    n_rows = len(src)
     earlier, later, steps = edges
     before, after = _waits(later, earlier, steps, n_rows), _waits(earlier, later, steps, n_rows)
-    number = schedule.src.astype(np.int64) * schedule.n_ranks + schedule.dst
+    number = src.astype(np.int64) * (int(max(src.max(initial=0), dst.max(initial=0))) + 1) + dst
     names, pair = np.unique(number, return_inverse=True)
     order = np.arange(n_rows)
     return RowGraph(

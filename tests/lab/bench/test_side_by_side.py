@@ -11,7 +11,7 @@ from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from other_programs import allreduce_of, file_name, forestcoll_plan, tacos_plan
+from other_programs import allreduce_of, forestcoll_plans, half_of, mesh_name, tacos_plans
 from published_formulas import FORMULAS, bucket_s, swing_s, tto_s
 
 BYTES = Fabric("only bytes", 1.0, 0.0, 0.0)  # a byte takes a second, a hop nothing
@@ -52,17 +52,48 @@ def test_no_paper_has_a_formula_for_failed_chips(name: str) -> None:
         assert FORMULAS[name](parse_mesh("8x8", wrap=wrap, fail=["3,3"]), HOPS, 1.0) is None
 
 
-def test_an_all_gather_and_its_reverse_before_it_are_an_allreduce() -> None:
+def test_an_all_gather_and_its_reverse_before_it_are_an_allreduce_with_both_as_its_halves() -> None:
     mesh = parse_mesh("3x4", fail=["1,1"])
     gather = algorithm("rank-ring").build(mesh, Collective.ALL_GATHER)
+    allreduce = allreduce_of(gather)
 
-    assert planned(mesh, allreduce_of(gather), Target()).proof.method == "exact"
+    halves = [
+        half_of(allreduce, half) for half in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    ]
+    for schedule in (allreduce, *halves):
+        assert planned(mesh, schedule, Target()).proof.method == "exact"
+    assert [half.n_rows for half in halves] == [gather.n_rows] * 2
 
 
 def test_what_is_not_there_is_left_out_with_a_reason(tmp_path: Path) -> None:
-    mesh, name = Mesh((2, 2)), file_name("2x2", "all", "1x1@0,1")
+    mesh, name = Mesh((2, 2)), mesh_name("2x2", "all", "1x1@0,1")
 
-    assert name == "2x2-torus-less-1x1-0-1.xml"
-    assert "--tacos DIR" in tacos_plan(None, mesh, name).why_not
-    assert tacos_plan(tmp_path, mesh, name).why_not == f"no file {name}"
-    assert "--forestcoll DIR" in forestcoll_plan(tmp_path, mesh, patience_s=1).why_not
+    assert name == "2x2-torus-less-1x1-0-1"
+    assert "--tacos DIR" in tacos_plans(None, mesh, name).why_not
+    assert tacos_plans(tmp_path, mesh, name).why_not == f"no file {name}.xml"
+    assert "--forestcoll DIR" in forestcoll_plans(tmp_path, mesh, patience_s=1).why_not
+
+
+_TO_THE_OTHER = """
+<algo ngpus="2" coll="allgather" nchunksperloop="2">
+ <gpu id="0">
+  <tb id="0" send="1" recv="1" chan="0">
+   <step type="s" srcbuf="o" srcoff="0" dstbuf="o" dstoff="0"/>
+   <step type="r" srcbuf="o" srcoff="1" dstbuf="o" dstoff="1"/>
+  </tb>
+ </gpu>
+ <gpu id="1">
+  <tb id="0" send="0" recv="0" chan="0">
+   <step type="s" srcbuf="o" srcoff="1" dstbuf="o" dstoff="1"/>
+   <step type="r" srcbuf="o" srcoff="0" dstbuf="o" dstoff="0"/>
+  </tb>
+ </gpu>
+</algo>
+"""
+
+
+def test_all_files_of_a_mesh_are_read_and_none_of_another(tmp_path: Path) -> None:
+    for name in ("1x2.xml", "1x2.draw-2.xml", "1x2-torus.xml", "1x2-less-0-0.xml"):
+        (tmp_path / name).write_text(_TO_THE_OTHER)
+
+    assert len(tacos_plans(tmp_path, Mesh((1, 2)), "1x2").sums) == 2
