@@ -27,9 +27,8 @@ from meshmend.errors import PeerLostError, TransportError
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.table import Collective
 from meshmend.topology.text import parse_mesh
-from meshmend.transport import frames
-from meshmend.transport.event_loop import load_event_loop
-from meshmend.transport.frames import bind_checksum, header_checksum
+from meshmend.transport import event_loop
+from meshmend.transport.event_loop import bind_checksum, header_checksum, load_event_loop
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
 from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.tasks import ADD, SEND
@@ -160,7 +159,7 @@ def receiving(**options: bool) -> Iterator[Receiver]:
 def sealed(words: list[int]) -> list[int]:
     """Return the words of a header with the right checksum."""
     header = np.array([np.array(each, dtype=np.uint64).view(np.int64) for each in unsigned(words)])
-    return [*words[: frames.CHECK_WORD], int(header_checksum(header))]
+    return [*words[: event_loop.CHECK_WORD], int(header_checksum(header))]
 
 
 def unsigned(words: list[int]) -> list[int]:
@@ -224,10 +223,10 @@ class Fuzzer:
             return honest.pop(0)
         if kind == 1:
             call = rng.choice([generation * WORD + rng.randrange(200), rng.getrandbits(63)])
-            return Frame(sealed([call, frames.STARTED, 0, rng.getrandbits(64), 0, 0]), b"")
+            return Frame(sealed([call, event_loop.STARTED, 0, rng.getrandbits(64), 0, 0]), b"")
         if kind == 2:
             old = rng.choice(self._old)
-            if old.words[frames.CALL_WORD] // WORD < generation:
+            if old.words[event_loop.CALL_WORD] // WORD < generation:
                 return old
         n_bytes = rng.randrange(1, 300_000 if rng.random() < 0.002 else 1500)
         call = rng.randrange(generation) * WORD + rng.getrandbits(32)
@@ -247,30 +246,35 @@ class Fuzzer:
         if kind == 0:
             return rng.randbytes(rng.randrange(1, 400))
         if kind == 1:  # a flipped bit, and the old checksum
-            bit = rng.randrange(8 * frames.HEADER_BYTES)
+            bit = rng.randrange(8 * event_loop.HEADER_BYTES)
             words[bit // 64] = words[bit // 64] % (1 << 64) ^ 1 << bit % 64
             return Frame(words, frame.payload).pack()
         if kind == 2:  # a flipped bit, and the right checksum
-            bit = rng.randrange(8 * 8 * frames.CHECK_WORD)
+            bit = rng.randrange(8 * 8 * event_loop.CHECK_WORD)
             words[bit // 64] = words[bit // 64] % (1 << 64) ^ 1 << bit % 64
         elif kind == 3:
-            near = (frames.BLOCK_BYTES - 1, frames.BLOCK_BYTES + 1, words[2] - 1, words[2] + 1)
-            words[frames.LENGTH_WORD] = rng.choice(EXTREMES + near)
+            near = (
+                event_loop.BLOCK_BYTES - 1,
+                event_loop.BLOCK_BYTES + 1,
+                words[2] - 1,
+                words[2] + 1,
+            )
+            words[event_loop.LENGTH_WORD] = rng.choice(EXTREMES + near)
         elif kind == 4:  # of an older generation
-            words[frames.CALL_WORD] -= rng.randrange(1, generation + 2) * WORD
-            words[frames.LENGTH_WORD] = rng.choice(EXTREMES)
+            words[event_loop.CALL_WORD] -= rng.randrange(1, generation + 2) * WORD
+            words[event_loop.LENGTH_WORD] = rng.choice(EXTREMES)
         elif kind == 5:
-            words[rng.randrange(frames.CHECK_WORD)] = rng.choice(EXTREMES)
+            words[rng.randrange(event_loop.CHECK_WORD)] = rng.choice(EXTREMES)
         elif kind == 6:
-            words[frames.ROW_WORD] = rng.choice([frames.GAVE_UP, frames.STARTED, -3])
-            words[frames.LENGTH_WORD] = rng.choice([0, len(frame.payload), *EXTREMES])
+            words[event_loop.ROW_WORD] = rng.choice([event_loop.GAVE_UP, event_loop.STARTED, -3])
+            words[event_loop.LENGTH_WORD] = rng.choice([0, len(frame.payload), *EXTREMES])
         elif kind == 7:
             number = rng.choice([0, 1, 2, 3, 127, 128, 129, WORD - 1])
-            words[frames.CALL_WORD] = generation * WORD + number
+            words[event_loop.CALL_WORD] = generation * WORD + number
         else:
             return frame.pack() * 2  # twice
-        if words[frames.CALL_WORD] // WORD > generation:  # see above
-            words[frames.CALL_WORD] = generation * WORD + words[frames.CALL_WORD] % WORD
+        if words[event_loop.CALL_WORD] // WORD > generation:  # see above
+            words[event_loop.CALL_WORD] = generation * WORD + words[event_loop.CALL_WORD] % WORD
         return Frame(sealed(words), frame.payload).pack()
 
 
@@ -345,8 +349,8 @@ def test_no_frame_of_a_peer_that_knows_the_secret_kills_a_rank_or_makes_it_stand
         counts = fuzz(receiver, 2500, seed=27, allowed=allowed_in(options))
         check_after(receiver)
 
-    for fault in (frames.BAD_HEADER, frames.BAD_LENGTH, frames.BAD_CALL):
-        assert counts.get(f"rank 0 sent rank 1 {frames.FAULTS[fault]}"), counts
+    for fault in (event_loop.BAD_HEADER, event_loop.BAD_LENGTH, event_loop.BAD_CALL):
+        assert counts.get(f"rank 0 sent rank 1 {event_loop.FAULTS[fault]}"), counts
 
 
 @pytest.mark.slow
@@ -478,7 +482,9 @@ def test_a_flipped_bit_between_honest_ranks_is_a_lost_link_at_both_ends_never_a_
 def test_without_checksums_of_payloads_a_flipped_bit_of_a_header_is_still_a_lost_link() -> None:
     rng = random.Random(3)
     for _ in range(12):
-        outcome = outcomes_of_a_flip(0, rng.randrange(8 * frames.HEADER_BYTES), sums_payloads=False)
+        outcome = outcomes_of_a_flip(
+            0, rng.randrange(8 * event_loop.HEADER_BYTES), sums_payloads=False
+        )
 
         assert outcome == ["lost", "lost"]
 

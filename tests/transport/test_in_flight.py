@@ -27,7 +27,7 @@ from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.spanning import tree_sum
 from meshmend.schedule.table import Collective
 from meshmend.topology.text import parse_mesh
-from meshmend.transport import frames
+from meshmend.transport import event_loop
 from meshmend.transport.event_loop import empty_loop, next_run
 from meshmend.transport.in_flight import PendingRun
 from meshmend.transport.sockets import SocketTransport
@@ -147,7 +147,7 @@ def test_a_rank_that_waits_before_it_starts_the_next_is_not_blocked_by_one_that_
 
 
 def test_more_runs_than_there_is_room_for_take_their_turn() -> None:
-    n_runs = 2 * frames.MOST_RUNS + 3
+    n_runs = 2 * event_loop.MOST_RUNS + 3
     with squared() as bed:
         arrays = [np.ones((n_runs, 50), dtype=np.float32) for _ in range(4)]
 
@@ -207,14 +207,14 @@ def test_one_run_at_a_time_sends_no_word_about_what_has_started(bed: Bed) -> Non
     programs, made = bed
     for transport in made:
         transport.renew(transport.generation + 1)
-        transport._links[:, frames.ANNOUNCED] = 0
-        transport._links[:, frames.TO_ANNOUNCE] = 0
+        transport._links[:, event_loop.ANNOUNCED] = 0
+        transport._links[:, event_loop.TO_ANNOUNCE] = 0
     arrays = [np.ones(3000, dtype=np.float32) for _ in made]
 
     for _ in range(3):
         run_all(made, programs, arrays, n_slices=2)
 
-    assert not any(transport._links[:, frames.TO_ANNOUNCE].any() for transport in made)
+    assert not any(transport._links[:, event_loop.TO_ANNOUNCE].any() for transport in made)
 
 
 @pytest.mark.parametrize(
@@ -222,23 +222,23 @@ def test_one_run_at_a_time_sends_no_word_about_what_has_started(bed: Bed) -> Non
     [
         ([1, 1, 1], [1, 1, 1], 0, 1),  # the oldest goes first
         ([0, 1, 1], [0, 1, 1], 0, 2),  # it has sent all: the next may go, and wait at the peer
-        ([0, 1, 1], [2, 1, 1], 0, frames.NONE),  # it has not: what it sends later must not wait
+        ([0, 1, 1], [2, 1, 1], 0, event_loop.NONE),  # it has not: what it sends later must not wait
         ([0, 1, 1], [2, 1, 1], 2, 2),  # but the peer has started the second
-        ([0, 0, 1], [2, 1, 1], 2, frames.NONE),  # though not the third
-        ([0, 0, 0], [2, 1, 1], 3, frames.NONE),
+        ([0, 0, 1], [2, 1, 1], 2, event_loop.NONE),  # though not the third
+        ([0, 0, 0], [2, 1, 1], 3, event_loop.NONE),
     ],
 )
 def test_a_link_takes_the_oldest_run_that_cannot_block_what_its_peer_waits_for(
     ready: list[int], unsent: list[int], peer_started: int, expected: int
 ) -> None:
     loop = empty_loop(2)
-    loop.numbers[[frames.LAST_STARTED, frames.LAST_BEGUN]] = 3
+    loop.numbers[[event_loop.LAST_STARTED, event_loop.LAST_BEGUN]] = 3
     for number in (1, 2, 3):
-        loop.runs[number, frames.CALL] = number
-        loop.ports[number, 1, frames.HEAP_SIZE] = ready[number - 1]
-        loop.ports[number, 1, frames.UNSENT] = unsent[number - 1]
-    loop.links[1, frames.N_READY] = sum(ready)
-    loop.links[1, frames.PEER_STARTED] = peer_started
+        loop.runs[number, event_loop.CALL] = number
+        loop.ports[number, 1, event_loop.HEAP_SIZE] = ready[number - 1]
+        loop.ports[number, 1, event_loop.UNSENT] = unsent[number - 1]
+    loop.links[1, event_loop.N_READY] = sum(ready)
+    loop.links[1, event_loop.PEER_STARTED] = peer_started
 
     assert next_run(loop, 1) == expected
 

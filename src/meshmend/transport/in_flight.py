@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshmend.errors import InputError, TransportError
-from meshmend.transport import frames
+from meshmend.transport import event_loop
 from meshmend.transport.event_fd import clear
 from meshmend.transport.event_loop import empty_loop, progress
 from meshmend.transport.liveness import LinkWatch
@@ -106,7 +106,7 @@ class RunsInFlight:
         self._on_failure = on_failure
         self._stop_fd = stop_fd
         self._link_timeout_s = link_timeout_s
-        self._scratch = np.empty((n_links, frames.BLOCK_BYTES), dtype=np.uint8)
+        self._scratch = np.empty((n_links, event_loop.BLOCK_BYTES), dtype=np.uint8)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._fds = np.array([self._wake_fd, stop_fd], dtype=np.int64)
         self._tables: WeakKeyDictionary[Task, _TaskTables] = WeakKeyDictionary()
@@ -172,7 +172,7 @@ class RunsInFlight:
         """Begin to number runs anew in a new generation."""
         with self._changed:
             self._clear()
-            self.loop.numbers[frames.GENERATION] = generation
+            self.loop.numbers[event_loop.GENERATION] = generation
             self.broken = None
 
     def peers_in_use(self) -> set[int]:
@@ -211,7 +211,7 @@ class RunsInFlight:
                 self._reap()
                 if self.broken is not None:
                     raise type(self.broken)(str(self.broken), self.broken.rank)
-                if len(self._pending) < frames.MOST_RUNS:
+                if len(self._pending) < event_loop.MOST_RUNS:
                     must_drive = drives and not self._is_driven
                     run = self._enter(task, payload, timeout_s, has_event=not must_drive)
                     if self._is_driven:
@@ -232,16 +232,16 @@ class RunsInFlight:
             task_tables = self._tables[task] = _TaskTables(task, len(self.loop.links))
         owned = _Owned(task_tables, task_tables.take(), payload)
         numbers = self.loop.numbers
-        number = int(numbers[frames.LAST_STARTED]) + 1
-        slot = number % frames.MOST_RUNS
+        number = int(numbers[event_loop.LAST_STARTED]) + 1
+        slot = number % event_loop.MOST_RUNS
         event_fd = os.eventfd(0, os.EFD_CLOEXEC) if has_event else -1
         line = self.loop.runs[slot]
         task_tables.enter(owned.tables, payload, line, self.loop.ports[slot])
-        line[frames.CALL] = int(numbers[frames.GENERATION]) * _WORD + number
-        line[frames.DONE_FD] = event_fd
+        line[event_loop.CALL] = int(numbers[event_loop.GENERATION]) * _WORD + number
+        line[event_loop.DONE_FD] = event_fd
         run = PendingRun(self, number, owned, timeout_s, event_fd)
         self._pending.append(run)
-        numbers[frames.LAST_STARTED] = number
+        numbers[event_loop.LAST_STARTED] = number
         return run
 
     def _wake_thread(self) -> None:
@@ -268,7 +268,7 @@ class RunsInFlight:
         try:
             while error is None:
                 status, peer = self._until_still(number)
-                if status != frames.DONE:
+                if status != event_loop.DONE:
                     error = self._on_failure(status, peer, self._patience_s())
                     break
                 with self._changed:
@@ -307,7 +307,7 @@ class RunsInFlight:
                 max(1, int(1e3 * interval_s)),
                 self._fds,
             )
-            if status != frames.TIMED_OUT:
+            if status != event_loop.TIMED_OUT:
                 return status, peer
             now = time.monotonic()
             state = self.loop.links.tobytes() + self.loop.runs.tobytes()
@@ -318,12 +318,12 @@ class RunsInFlight:
             if not self._link_timeout_s:
                 continue
             if (silent := self._silent_peer(watches, now)) is not None:
-                return frames.SILENT, silent
+                return event_loop.SILENT, silent
             if now - still_since >= self._link_timeout_s and (ahead := self._peers_ahead()):
-                return frames.AHEAD, ahead[0]
+                return event_loop.AHEAD, ahead[0]
 
     def _silent_peer(self, watches: dict[int, LinkWatch], now: float) -> int | None:
-        for peer in np.flatnonzero(self.loop.links[:, frames.N_USERS]).tolist():
+        for peer in np.flatnonzero(self.loop.links[:, event_loop.N_USERS]).tolist():
             watch = watches.setdefault(peer, LinkWatch(self._link_timeout_s))
             if watch.is_dead(self._connections[peer], now):
                 return int(peer)
@@ -336,7 +336,7 @@ class RunsInFlight:
         has been sent a frame that cannot be right, or has lost the coordinator.
         """
         links = self.loop.links
-        is_ahead = (links[:, frames.IN_PARKED] > 0) & (links[:, frames.N_TO_COME] > 0)
+        is_ahead = (links[:, event_loop.IN_PARKED] > 0) & (links[:, event_loop.N_TO_COME] > 0)
         found: list[int] = np.flatnonzero(is_ahead).tolist()
         return found
 
@@ -348,11 +348,11 @@ class RunsInFlight:
     def _has_ended(self, run: PendingRun) -> bool:
         if run.is_settled:
             return True
-        return bool(self.loop.runs[run.number % frames.MOST_RUNS, frames.ENDED])
+        return bool(self.loop.runs[run.number % event_loop.MOST_RUNS, event_loop.ENDED])
 
     def _reap(self) -> None:
         """Settle the runs before the oldest that has not ended."""
-        oldest = self.loop.numbers[frames.OLDEST]
+        oldest = self.loop.numbers[event_loop.OLDEST]
         while self._pending and self._pending[0].number < oldest:
             self._pending.popleft().settle(None)
 
@@ -360,8 +360,8 @@ class RunsInFlight:
         """Fail what is in flight; void half-sent frames, so that the next can be recognised."""
         self.broken = error
         links = self.loop.links
-        links[links[:, frames.OUT_KEY] >= 0, frames.OUT_KEY] = frames.TAIL
-        links[links[:, frames.IN_PARKED] == 0, frames.IN_MODE] = frames.DROP
+        links[links[:, event_loop.OUT_KEY] >= 0, event_loop.OUT_KEY] = event_loop.TAIL
+        links[links[:, event_loop.IN_PARKED] == 0, event_loop.IN_MODE] = event_loop.DROP
         self._reap()
         while self._pending:
             run = self._pending.popleft()
@@ -371,12 +371,13 @@ class RunsInFlight:
     def _clear(self) -> None:
         """Forget all runs; connections, and frames in the middle of being sent or read, stay."""
         assert not self._pending, "runs are stopped before they are forgotten"
-        counts = [frames.N_TO_COME, frames.N_TO_SEND, frames.N_READY, frames.N_USERS]
-        self.loop.links[:, counts] = 0
-        self.loop.links[:, frames.TO_ANNOUNCE] = self.loop.links[:, frames.ANNOUNCED]
-        last = int(self.loop.numbers[frames.LAST_STARTED])
-        self.loop.ports[: min(last, frames.MOST_RUNS - 1) + 1] = 0
-        self.loop.numbers[[frames.OLDEST, frames.LAST_STARTED, frames.LAST_BEGUN]] = 1, 0, 0
+        links, numbers = self.loop.links, self.loop.numbers
+        links[:, event_loop.COUNTS_OF_RUNS] = 0
+        links[:, event_loop.TO_ANNOUNCE] = links[:, event_loop.ANNOUNCED]
+        last = int(numbers[event_loop.LAST_STARTED])
+        self.loop.ports[: min(last, event_loop.MOST_RUNS - 1) + 1] = 0
+        numbers[[event_loop.LAST_STARTED, event_loop.LAST_BEGUN]] = 0
+        numbers[event_loop.OLDEST] = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -404,18 +405,18 @@ class _TaskTables:
         self._kept: list[_RunTables] = []
         self.peers = np.array(program.peers, dtype=np.int64)
         self._moves = np.zeros((5, n_moves + 1), dtype=np.int64)
-        self._moves[frames.FOLLOWING] = program.following_ptr
+        self._moves[event_loop.FOLLOWING] = program.following_ptr
         self._moves[:4, :-1] = program.kind, program.row, program.peer, program.needs
         self._following = np.ascontiguousarray(program.following, dtype=np.int64)
-        self._keys = np.zeros((frames.N_KEY_LINES, n_keys), dtype=np.int64)
+        self._keys = np.zeros((event_loop.N_KEY_LINES, n_keys), dtype=np.int64)
         needs = np.tile(program.needs, layout.n_slices)
         self._keys[:4] = layout.start, layout.size, layout.staging_offset, needs
-        self._keys[frames.SOURCE] = layout.source
+        self._keys[event_loop.SOURCE] = layout.source
         self._ports = _ports(task, self.peers, n_links)
-        self._line = np.zeros(frames.N_RUN_COLUMNS, dtype=np.int64)
-        self._line[: frames.N_KEYS + 1] = n_keys, 0, task.fingerprint, task.code, n_moves, n_keys
-        self._line[frames.MOVES_AT] = self._moves.ctypes.data
-        self._line[frames.FOLLOWING_AT] = self._following.ctypes.data
+        self._line = np.zeros(event_loop.N_RUN_COLUMNS, dtype=np.int64)
+        self._line[:6] = n_keys, 0, task.fingerprint, task.code, n_moves, n_keys
+        self._line[event_loop.MOVES_AT] = self._moves.ctypes.data
+        self._line[event_loop.FOLLOWING_AT] = self._following.ctypes.data
 
     def take(self) -> _RunTables:
         """Return tables for a run that has not begun."""
@@ -439,9 +440,9 @@ class _TaskTables:
     def enter(self, tables: _RunTables, payload: Bytes, line: Numbers, ports: Numbers) -> None:
         """Write a run to its line of `runs` and its lines of `ports`."""
         line[:] = self._line
-        line[frames.PAYLOAD] = payload.ctypes.data
-        line[frames.STAGING] = tables.staging.ctypes.data
-        line[frames.KEYS_AT : frames.STACK_AT + 1] = tables.addresses
+        line[event_loop.PAYLOAD] = payload.ctypes.data
+        line[event_loop.STAGING] = tables.staging.ctypes.data
+        line[event_loop.KEYS_AT : event_loop.STACK_AT + 1] = tables.addresses
         ports[self.peers] = self._ports
 
 
@@ -453,11 +454,11 @@ def _ports(task: Task, peers: Numbers, n_links: int) -> Numbers:
     has_bytes = task.layout.size > 0
     sends, peer_of_key = np.tile(is_send, n_slices), np.tile(program.peer, n_slices)
     comes = np.tile(~is_send & ~program.is_local, n_slices) & has_bytes
-    ports = np.zeros((n_links, frames.N_PORT_COLUMNS), dtype=np.int64)
-    ports[:, frames.HEAP_BASE] = np.cumsum(n_sends) - n_sends
-    ports[:, frames.UNSENT] = np.bincount(peer_of_key[sends & has_bytes], minlength=n_links)
-    ports[:, frames.EXPECTED] = np.bincount(peer_of_key[comes], minlength=n_links)
-    ports[:, frames.IS_USED] = 1
+    ports = np.zeros((n_links, event_loop.N_PORT_COLUMNS), dtype=np.int64)
+    ports[:, event_loop.HEAP_BASE] = np.cumsum(n_sends) - n_sends
+    ports[:, event_loop.UNSENT] = np.bincount(peer_of_key[sends & has_bytes], minlength=n_links)
+    ports[:, event_loop.EXPECTED] = np.bincount(peer_of_key[comes], minlength=n_links)
+    ports[:, event_loop.IS_USED] = 1
     return ports[peers]
 
 

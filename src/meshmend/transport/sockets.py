@@ -24,10 +24,10 @@ from meshmend.errors import (
     StoppedError,
     TransportError,
 )
-from meshmend.transport import frames
+from meshmend.transport import event_loop
 from meshmend.transport.combine import bind_combine
 from meshmend.transport.event_fd import clear, event_of, is_set
-from meshmend.transport.frames import bind_checksum, header_checksum
+from meshmend.transport.event_loop import bind_checksum, header_checksum
 from meshmend.transport.in_flight import PendingRun, RunsInFlight
 from meshmend.transport.listener import Address
 from meshmend.transport.liveness import acknowledged_bytes, keep_alive, work_done
@@ -89,8 +89,8 @@ class SocketTransport:
             link_timeout_s=link_timeout_s,
         )
         self._loop = self._runs.loop
-        self._sums_payloads = frames.NEEDED if sums_payloads else frames.NOT_SENT
-        self._loop.numbers[frames.SUMS_PAYLOADS] = self._sums_payloads
+        self._sums_payloads = event_loop.NEEDED if sums_payloads else event_loop.NOT_SENT
+        self._loop.numbers[event_loop.SUMS_PAYLOADS] = self._sums_payloads
         self._links = self._loop.links
         self._drop(range(len(labels)))
         self._peer_connections = PeerConnections(
@@ -178,8 +178,8 @@ class SocketTransport:
             )
         self._runs.stop()
         self._runs.renew(generation)
-        self._loop.numbers[frames.SUMS_PAYLOADS] = self._sums_payloads
-        self.drop(np.flatnonzero(self._links[:, frames.CLOSED]).tolist())
+        self._loop.numbers[event_loop.SUMS_PAYLOADS] = self._sums_payloads
+        self.drop(np.flatnonzero(self._links[:, event_loop.CLOSED]).tolist())
         self.drop([peer for peer, connection in self._sockets.items() if has_ended(connection)])
         clear(self._stop_fd)
 
@@ -200,7 +200,7 @@ class SocketTransport:
                 del self._epochs[peer]
                 self._connected_in.pop(peer, None)
             self._links[peer] = 0
-            self._links[peer, [frames.FD, frames.IN_KEY, frames.OUT_KEY]] = -1
+            self._links[peer, [event_loop.FD, event_loop.IN_KEY, event_loop.OUT_KEY]] = -1
 
     def sever(self, peer: int) -> None:
         """Break the connection to a rank, as a cut link would; any thread may call this."""
@@ -215,7 +215,7 @@ class SocketTransport:
         flight is that some of their frames have checksums.
         """
         numbers = self._loop.numbers
-        numbers[frames.SUMS_PAYLOADS] = max(frames.SENT, numbers[frames.SUMS_PAYLOADS])
+        numbers[event_loop.SUMS_PAYLOADS] = max(event_loop.SENT, numbers[event_loop.SUMS_PAYLOADS])
 
     def corrupt(self, peer: int) -> None:
         """Change bits of all data that comes from a rank, until its connection is made anew.
@@ -223,7 +223,7 @@ class SocketTransport:
         Below TCP's checksum nobody but a broken device can, so this end does it to what it has
         read, before it looks at its own checksum.
         """
-        self._links[peer, frames.CORRUPTED] = 1
+        self._links[peer, event_loop.CORRUPTED] = 1
 
     def answer_askers(self, on_asker: Callable[[socket.socket], None], *, epoch: int = 0) -> None:
         """Pass on callers that want anyone in an epoch; `on_asker` runs in another thread.
@@ -258,7 +258,7 @@ class SocketTransport:
         self._peer_connections.close()
         for connection in self._sockets.values():
             connection.close()
-        self._links[:, frames.FD] = -1
+        self._links[:, event_loop.FD] = -1
 
     def __enter__(self) -> "SocketTransport":
         return self
@@ -269,7 +269,7 @@ class SocketTransport:
     @property
     def generation(self) -> int:
         """The generation that was begun last with `renew`."""
-        return int(self._loop.numbers[frames.GENERATION])
+        return int(self._loop.numbers[event_loop.GENERATION])
 
     @property
     def _me(self) -> str:
@@ -290,7 +290,7 @@ class SocketTransport:
         return self._peer_connections.choose_old(peer, epoch, self.generation)
 
     def _is_linked(self, peer: int) -> bool:
-        return bool(self._links[peer, frames.FD] >= 0)
+        return bool(self._links[peer, event_loop.FD] >= 0)
 
     def _link(self, peer: int, connection: socket.socket, epoch: int) -> None:
         try:
@@ -301,7 +301,7 @@ class SocketTransport:
                 f"{self._labels[peer]} hung up on {self._me}: {error.strerror}", peer
             ) from None
         self._sockets[peer], self._epochs[peer] = connection, epoch
-        self._links[peer, frames.FD] = connection.fileno()
+        self._links[peer, event_loop.FD] = connection.fileno()
 
     def _set_up(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -313,49 +313,49 @@ class SocketTransport:
             keep_alive(connection, self._link_timeout_s)
 
     def _failure(self, status: int, peer: int, timeout_s: float) -> TransportError:
-        if status == frames.INTERRUPTED:
+        if status == event_loop.INTERRUPTED:
             return StoppedError(f"{self._me} was told to stop; begin a new generation with renew")
         error: TransportError
-        if status == frames.TIMED_OUT:
+        if status == event_loop.TIMED_OUT:
             error = StalledError(f"{self._me} saw nothing move for {timeout_s:g} s")
-        elif status == frames.LOST:
+        elif status == event_loop.LOST:
             error = PeerLostError(f"{self._labels[peer]} hung up on {self._me}", peer)
-        elif status == frames.SILENT:
+        elif status == event_loop.SILENT:
             error = PeerLostError(
                 f"{self._labels[peer]} has answered nothing that {self._me} sent for "
                 f"{self._link_timeout_s:g} s",
                 peer,
             )
             self.sever(peer)
-        elif status == frames.AHEAD:
-            call = int(self._links[peer, frames.IN_WORDS + frames.CALL_WORD])
+        elif status == event_loop.AHEAD:
+            call = int(self._links[peer, event_loop.IN_WORDS + event_loop.CALL_WORD])
             error = PeerLostError(
                 f"{self._labels[peer]} is in generation {call // _WORD}, of which {self._me} has "
                 f"heard nothing for {self._link_timeout_s:g} s",
                 peer,
             )
-        elif status == frames.PEER_FAILED:
+        elif status == event_loop.PEER_FAILED:
             error = self._peer_failed(peer)
-        elif status == frames.BAD_FRAME:
+        elif status == event_loop.BAD_FRAME:
             error = self._bad_frame(peer)
         else:
             error = self._mismatch(peer)
         if self._reports_failures:
-            call = self.generation * _WORD + int(self._loop.numbers[frames.LAST_BEGUN])
+            call = self.generation * _WORD + int(self._loop.numbers[event_loop.LAST_BEGUN])
             _report_failure(str(error), call, self._sockets, self._links)
-        if status in (frames.PEER_FAILED, frames.BAD_FRAME, frames.AHEAD):
-            self._links[peer, frames.CLOSED] = 1  # so that `renew` drops it
+        if status in (event_loop.PEER_FAILED, event_loop.BAD_FRAME, event_loop.AHEAD):
+            self._links[peer, event_loop.CLOSED] = 1  # so that `renew` drops it
             self.sever(peer)
         return error
 
     def _bad_frame(self, peer: int) -> PeerLostError:
-        self._links[peer, frames.CLOSED] = 0  # it can still be told why
-        fault = int(self._links[peer, frames.FAULT])
+        self._links[peer, event_loop.CLOSED] = 0  # it can still be told why
+        fault = int(self._links[peer, event_loop.FAULT])
         advice = ""
-        if fault == frames.NOT_SUMMED:
+        if fault == event_loop.NOT_SUMMED:
             advice = "; switch checksums of payloads on in every process of the job, or in none"
         return PeerLostError(
-            f"{self._labels[peer]} sent {self._me} {frames.FAULTS[fault]}{advice}", peer
+            f"{self._labels[peer]} sent {self._me} {event_loop.FAULTS[fault]}{advice}", peer
         )
 
     def _peer_failed(self, peer: int) -> TransportError:
@@ -370,11 +370,11 @@ class SocketTransport:
 
     def _mismatch(self, peer: int) -> MismatchError:
         """Return the error for a frame that belongs to no run as this rank runs it."""
-        words = self._links[peer, frames.IN_WORDS :].tolist()
-        call, theirs = words[frames.CALL_WORD], words[frames.FINGERPRINT_WORD]
-        oldest, last = self._loop.numbers[[frames.OLDEST, frames.LAST_BEGUN]].tolist()
+        words = self._links[peer, event_loop.IN_WORDS :].tolist()
+        call, theirs = words[event_loop.CALL_WORD], words[event_loop.FINGERPRINT_WORD]
+        oldest, last = self._loop.numbers[[event_loop.OLDEST, event_loop.LAST_BEGUN]].tolist()
         number = call % _WORD if oldest <= call % _WORD <= last else oldest
-        ours = int(self._loop.runs[number % frames.MOST_RUNS, frames.FINGERPRINT])
+        ours = int(self._loop.runs[number % event_loop.MOST_RUNS, event_loop.FINGERPRINT])
         return MismatchError(
             f"ranks disagree: {self._me} is in a {describe_fingerprint(ours)}, but "
             f"{self._labels[peer]} in a {describe_fingerprint(theirs)}; call the same collectives "
@@ -387,13 +387,13 @@ def _report_failure(
     text: str, call: int, connections: Mapping[int, socket.socket], links: Numbers
 ) -> None:
     """Send every peer why this rank gives up; wait at most `_REPORT_S` for peers to read it."""
-    reason = text.encode()[: frames.LONGEST_TEXT]
-    header = np.array([call, frames.GAVE_UP, len(reason), 0, 0, 0])
-    header[frames.CHECK_WORD] = header_checksum(header)
+    reason = text.encode()[: event_loop.LONGEST_TEXT]
+    header = np.array([call, event_loop.GAVE_UP, len(reason), 0, 0, 0])
+    header[event_loop.CHECK_WORD] = header_checksum(header)
     unsent = {
         connection.fileno(): (connection, _tail_of(links[peer]) + header.tobytes() + reason)
         for peer, connection in connections.items()
-        if not links[peer, frames.CLOSED]
+        if not links[peer, event_loop.CLOSED]
     }
     poll = select.poll()
     for fd in unsent:
@@ -418,19 +418,19 @@ def _report_failure(
 
 def _tail_of(link: Numbers) -> bytes:
     """Return bytes that complete the frame in progress to a peer; their content is void."""
-    if link[frames.OUT_KEY] == frames.NONE:
+    if link[event_loop.OUT_KEY] == event_loop.NONE:
         return b""
-    done = int(link[frames.OUT_DONE])
-    words = link[frames.OUT_WORDS : frames.OUT_WORDS + frames.HEADER_WORDS]
-    frame = frames.HEADER_BYTES + int(words[frames.LENGTH_WORD])
+    done = int(link[event_loop.OUT_DONE])
+    words = link[event_loop.OUT_WORDS : event_loop.OUT_WORDS + event_loop.HEADER_WORDS]
+    frame = event_loop.HEADER_BYTES + int(words[event_loop.LENGTH_WORD])
     header: bytes = words.tobytes()[done:]
-    link[frames.OUT_KEY] = frames.NONE
+    link[event_loop.OUT_KEY] = event_loop.NONE
     return header + bytes(frame - done - len(header))
 
 
 def _reported_reason(connection: socket.socket, link: Numbers) -> str:
     """Read and return the reason that a peer sent when it gave up; empty if it sent none."""
-    length = int(link[frames.IN_WORDS + frames.LENGTH_WORD])
+    length = int(link[event_loop.IN_WORDS + event_loop.LENGTH_WORD])
     reason = b""
     deadline = time.monotonic() + _REPORT_S
     try:
