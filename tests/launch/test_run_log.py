@@ -3,11 +3,12 @@
 import errno
 import logging
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from meshmend.launch.run_log import run_log
+from meshmend.launch.run_log import RunLog
 from meshmend.membership.events import TimedEvent
 from small_disks import small_disk
 from training_events import lines, short_run
@@ -29,7 +30,7 @@ class FullSink:
 
 
 def test_all_events_are_in_the_file(tmp_path: Path) -> None:
-    with run_log(tmp_path / "events.jsonl") as log:
+    with closing(RunLog(tmp_path / "events.jsonl")) as log:
         for timed in short_run():
             log.add(timed)
 
@@ -41,7 +42,7 @@ def test_a_sink_that_fails_is_named_once_and_the_file_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = FullSink()
-    with run_log(tmp_path / "events.jsonl", sink) as log:
+    with closing(RunLog(tmp_path / "events.jsonl", sink)) as log:
         for timed in short_run():
             log.add(timed)
 
@@ -58,7 +59,7 @@ def test_on_a_full_disk_all_lines_are_still_there_and_one_line_says_so(
 ) -> None:
     caplog.set_level(logging.INFO)
     with small_disk(tmp_path / "disk", n_bytes=4096) as folder:
-        with run_log(folder / "events.jsonl") as log:
+        with closing(RunLog(folder / "events.jsonl")) as log:
             for timed in short_run():
                 log.add(timed)
         found = list(log.lines())

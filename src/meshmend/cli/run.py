@@ -20,8 +20,8 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.config import JobConfig
+    from meshmend.launch.elastic import RecordedRun
     from meshmend.launch.job_page import PageRequest
-    from meshmend.launch.script import ScriptResult
     from meshmend.launch.worker import Script
     from meshmend.membership.events import TimedEvent
 
@@ -115,7 +115,7 @@ def _run_elastic(
 
     try:
         with terminable():
-            result = run_script(config, script, show, n_threads=n_threads, page=page)
+            result, report = run_script(config, script, show, n_threads=n_threads, page=page)
     except TerminatedError:
         return TERMINATED
     if not result.outcome.is_finished:
@@ -123,13 +123,13 @@ def _run_elastic(
         note(f"meshmend: the job did not finish: {what}")
         print(trace, end="", file=sys.stderr)
         return BAD_INPUT if result.outcome.is_refused else 1
-    if result.report:
-        note(f"meshmend: report {result.report}")
+    if report:
+        note(f"meshmend: report {report}")
     note(f"meshmend: {_summary(result)}")
     for words in (*result.audit.faults, *result.audit.unchecked):
         note(f"meshmend: {words}")
-    if result.missing:
-        steps = ", ".join(map(str, result.missing))
+    if result.run.missing_checkpoints:
+        steps = ", ".join(map(str, result.run.missing_checkpoints))
         note(f"meshmend: checkpoints that could not be written: of steps {steps}")
     if result.audit.without_ledger:
         note("meshmend: the script finished, but what it did could not be checked")
@@ -139,10 +139,10 @@ def _run_elastic(
     return int(bool(found.is_wrong or found.without_ledger or result.outcome.fewer_chips))
 
 
-def _summary(result: "ScriptResult") -> str:
+def _summary(result: "RecordedRun") -> str:
     found = result.audit
-    if found.steps == 0 and result.n_done:
-        return f"{result.n_done} steps; samples not checked; replicas not compared"
+    if found.steps == 0 and result.run.n_done:
+        return f"{result.run.n_done} steps; samples not checked; replicas not compared"
     if found.steps == 0 and found.resumed:
         return (
             f"finished: {found.resumed} of {found.resumed} steps were done before this run, which "

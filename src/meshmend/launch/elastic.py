@@ -11,8 +11,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,8 +23,9 @@ from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import JobPage, LineReader, PageRequest
-from meshmend.launch.journal import reported
+from meshmend.launch.journal import EVENTS, end_event, reported
 from meshmend.launch.observer import Observer
+from meshmend.launch.run_log import EventSink, RunLog
 from meshmend.launch.supervisor import (
     Child,
     Ending,
@@ -44,6 +45,9 @@ from meshmend.membership.events import (
     GenerationBegan,
     JobFailed,
     JobFinished,
+    RunEnded,
+    RunStarted,
+    StepFinished,
     TimedEvent,
     WorkerStepped,
 )
@@ -53,6 +57,7 @@ from meshmend.membership.job import JobSpec
 from meshmend.membership.job_view import JobView, Recovery
 from meshmend.membership.messages import Absent, CutLink, Finish, MendLink, Message, Repaired
 from meshmend.pages.report.event_words import chips_words
+from meshmend.pages.report.training_run import TrainingRun, training_run
 from meshmend.planning.ahead_process import AheadProcess
 from meshmend.planning.environment import Environment
 from meshmend.planning.plan_cache import plan_losses
@@ -62,6 +67,7 @@ from meshmend.topology.failures import Chip, Failure, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.train.core.worker_environment import coordinator_client
+from meshmend.train.data.audit import Audit, audit
 from meshmend.train.state.checkpoint import LAUNCHER_NOTICE, SAVE_NOTICE, newest_complete
 from meshmend.train.state.digest import load_hash
 from meshmend.transport.event_loop import load_event_loop
@@ -202,6 +208,44 @@ def testbed_of(config: JobConfig) -> Iterator[Testbed | None]:
 
 def _listening_on(config: JobConfig, address: str) -> JobConfig:
     return config.with_({"sums.bind": address})
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A job that was run and written down: how it ended, and what ledgers and events tell of it."""
+
+    outcome: Outcome
+    audit: Audit
+    end: RunEnded
+    run: TrainingRun
+
+
+def run_recorded(
+    job: ElasticJob,
+    start: RunStarted,
+    *,
+    sink: EventSink | None = None,
+    evaluation: Callable[[], Mapping[str, float]] = dict,
+) -> RecordedRun:
+    """Run a job as `run_elastic` does, and write its events, from `start` on, into its folder.
+
+    `sink` gets all events as well. `evaluation()` returns the scores of the model at the end.
+    """
+    members: list[Event] = []  # of this run; an earlier one in this file has other ledgers
+    with closing(RunLog(job.run_dir / EVENTS, sink)) as log:
+
+        def on_event(event: TimedEvent) -> None:
+            log.add(event)
+            job.on_event(event)
+            if isinstance(event.event, GenerationBegan | StepFinished):
+                members.append(event.event)
+
+        on_event(TimedEvent(0.0, start))
+        outcome = run_elastic(replace(job, on_event=on_event))
+        found, so_far = audit(job.run_dir / "ledger", members), training_run(log.lines())
+        end = end_event(outcome.recoveries, outcome.chips, found, so_far, evaluation())
+        on_event(TimedEvent(log.last_t, end))
+    return RecordedRun(outcome, found, end, training_run(log.lines()))
 
 
 class _Launcher:

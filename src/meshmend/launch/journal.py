@@ -4,23 +4,25 @@
 machine uses it, and so does `Journal`, which the coordinator of a job on several hosts keeps.
 """
 
+import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec import structs
 
 from meshmend.errors import InputError
+from meshmend.files import write_whole
 from meshmend.launch.run_log import RunLog
-from meshmend.launch.run_report import end_event, write_report
 from meshmend.membership import events
 from meshmend.membership.events import Event, TimedEvent, read_events
 from meshmend.membership.faults.fault import FaultKind
 from meshmend.membership.job import JobSpec
 from meshmend.membership.job_view import JobView, Recovery
-from meshmend.pages.report.training_run import training_run
+from meshmend.pages.report.training_page import training_page
+from meshmend.pages.report.training_run import TrainingRun, training_run
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words
 from meshmend.train.data.audit import Audit, audit
@@ -57,7 +59,7 @@ def reported(
 
 
 def start_event(mesh: Mesh, model: str) -> events.RunStarted:
-    """Return the first event of a run whose script alone knows how many steps there are."""
+    """Return the first event of a run, whose script alone may know how many steps there are."""
     words, date = mesh_words(mesh), datetime.now(UTC).isoformat(timespec="seconds")
     return events.RunStarted(
         mesh=words["shape"],
@@ -68,6 +70,57 @@ def start_event(mesh: Mesh, model: str) -> events.RunStarted:
         date=date,
         model=model,
     )
+
+
+def end_event(
+    faults: Sequence[Recovery],
+    chip_counts: Sequence[int],
+    found: Audit,
+    so_far: TrainingRun,
+    evaluation: Mapping[str, float],
+) -> events.RunEnded:
+    """Return the last event of a run, with its figures from its events and its ledgers.
+
+    `chip_counts` has the number of chips of each generation.
+    """
+    chips = [count for count, _ in itertools.groupby(chip_counts)]
+    return events.RunEnded(
+        steps=so_far.n_done,
+        first_loss=so_far.first_loss,
+        final_loss=so_far.final_loss,
+        replicas_equal=found.replicas_equal,
+        samples=_sample_counts(found),
+        chips=tuple(chips),
+        faults=tuple(fault.event() for fault in faults),
+        evaluation=evaluation,
+        redone=found.redone,
+        restores=tuple(events.StateRestored(each.step, each.lost) for each in found.restores),
+        history_faults=found.faults,
+        unchecked=found.unchecked,
+        missing_checkpoints=so_far.missing_checkpoints,
+    )
+
+
+def _sample_counts(found: Audit) -> events.SampleCounts | None:
+    """Return the counts of samples; None if there is no ledger, and none was counted.
+
+    If a ledger is incomplete and nothing else is wrong, only the used samples are known: the result
+    has no counts of lost and repeated samples.
+    """
+    if found.unchecked and not found.lost and not found.repeated:
+        return events.SampleCounts(found.used) if found.used else None
+    return events.SampleCounts(found.used, found.lost, found.repeated)
+
+
+def write_report(run: TrainingRun, folder: Path) -> str | None:
+    """Write the report and return its path; if it cannot be written, log why and return None."""
+    path = folder / "report.html"
+    try:
+        write_whole(path, training_page(run), is_durable=False)
+    except OSError as error:
+        _log.error("the report cannot be written to %s: %s", path, error.strerror)
+        return None
+    return str(path)
 
 
 class Journal:

@@ -7,7 +7,6 @@ the file is deleted meanwhile. A run that goes on in its folder goes on in its f
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -123,13 +122,3 @@ def _whole_lines(stream: FileIO) -> int:
     """Return how many bytes of a file belong to whole lines."""
     stream.seek(0)
     return stream.read().rfind(b"\n") + 1
-
-
-@contextmanager
-def run_log(path: Path, sink: EventSink | None = None) -> Iterator[RunLog]:
-    """Yield a `RunLog`, and close it at the end of the block."""
-    log = RunLog(path, sink)
-    try:
-        yield log
-    finally:
-        log.close()

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,11 +25,9 @@ from typing import Final
 from meshmend.config import JobConfig
 from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
-from meshmend.launch.elastic import IN_TESTBED, ElasticJob, Outcome, run_elastic, testbed_of
+from meshmend.launch.elastic import IN_TESTBED, ElasticJob, RecordedRun, run_recorded, testbed_of
 from meshmend.launch.job_page import PageRequest
-from meshmend.launch.journal import EVENTS, start_event
-from meshmend.launch.run_log import run_log
-from meshmend.launch.run_report import end_event, write_report
+from meshmend.launch.journal import start_event, write_report
 from meshmend.launch.supervisor import Supervisor
 from meshmend.launch.termination import TERMINATED, terminable
 from meshmend.launch.worker import (
@@ -41,15 +39,7 @@ from meshmend.launch.worker import (
     torchrun_variables,
     work,
 )
-from meshmend.membership.events import (
-    Event,
-    GenerationBegan,
-    StepFinished,
-    TimedEvent,
-    WriteFailed,
-    missing_checkpoints,
-)
-from meshmend.pages.report.training_run import training_run
+from meshmend.membership.events import TimedEvent
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.environment import Environment
 from meshmend.planning.settings import settings_of
@@ -58,7 +48,6 @@ from meshmend.scratch import scratch_folder
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
-from meshmend.train.data.audit import Audit, audit
 from meshmend.transport.event_loop import load_event_loop
 
 _GRACE_S = 1.0  # after a failure, for its cause to end and for other workers to print their errors
@@ -184,21 +173,6 @@ class _Workers:
         }
 
 
-@dataclass(frozen=True)
-class ScriptResult:
-    """The result of a run: how the job ended, and what the check of its ledgers found.
-
-    `n_done` is the last step by the events; `missing` are the steps whose checkpoints could not be
-    written.
-    """
-
-    outcome: Outcome
-    audit: Audit
-    n_done: int = 0
-    missing: tuple[int, ...] = ()
-    report: str | None = None  # its path; None if the run has no folder that stays, or no step
-
-
 def run_script(
     config: JobConfig,
     script: Script,
@@ -206,10 +180,11 @@ def run_script(
     *,
     n_threads: int = 1,
     page: PageRequest | None = None,
-) -> ScriptResult:
+) -> tuple[RecordedRun, str | None]:
     """Run a script through all faults; write each event to the log and pass it to `show`.
 
-    Each worker computes in `n_threads` threads.
+    Each worker computes in `n_threads` threads. Returns the run and the path of its report, None if
+    the run has no folder that stays, or no step.
 
     Raises:
         InputError: a module cannot be imported, or the run's folder cannot be made.
@@ -220,35 +195,16 @@ def run_script(
         keep_jax_programs(folder / "compiled")
         preload_training(config.local.preload)
         prepare(mesh, _algorithm(config, mesh))
-        with run_log(folder / EVENTS) as log:
-            kept: list[Event] = []
-            log.add(TimedEvent(0.0, start_event(mesh, Path(script.name).name)))
-
-            def on_event(event: TimedEvent) -> None:
-                log.add(event)
-                show(event)
-                if isinstance(event.event, GenerationBegan | StepFinished | WriteFailed):
-                    kept.append(event.event)
-
-            outcome = run_elastic(
-                ElasticJob(
-                    config.with_({"job.run_dir": str(folder)}),
-                    body=script_body(script),
-                    on_event=on_event,
-                    n_threads=n_threads,
-                    page=page,
-                )
-            )
-            found = audit(folder / "ledger", kept)
-            n_done = max((each.step for each in kept if isinstance(each, StepFinished)), default=0)
-            if config.job.run_dir:
-                so_far = training_run(log.lines())
-                ended = end_event(outcome.recoveries, outcome.chips, found, so_far, {})
-                log.add(TimedEvent(log.last_t, ended))
-        report = None
-        if config.job.run_dir and n_done:
-            report = write_report(training_run(log.lines()), folder)
-        return ScriptResult(outcome, found, n_done, missing_checkpoints(kept), report)
+        job = ElasticJob(
+            config.with_({"job.run_dir": str(folder)}),
+            body=script_body(script),
+            on_event=show,
+            n_threads=n_threads,
+            page=page,
+        )
+        done = run_recorded(job, start_event(mesh, Path(script.name).name))
+        has_report = bool(config.job.run_dir and done.run.n_done)
+        return done, write_report(done.run, folder) if has_report else None
 
 
 @contextmanager

@@ -11,34 +11,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from meshmend.config import JobConfig
 from meshmend.errors import InputError
 from meshmend.files import why_unwritten, write_whole
 from meshmend.lab.workloads.trainable import Trainable, resume_of, saving_of
-from meshmend.launch.elastic import ElasticJob, MoreFaults, run_elastic
+from meshmend.launch.elastic import ElasticJob, MoreFaults, run_recorded
 from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import PageRequest
-from meshmend.launch.journal import EVENTS
-from meshmend.launch.run_log import run_log
-from meshmend.launch.run_report import end_event, write_report
+from meshmend.launch.journal import start_event, write_report
 from meshmend.launch.worker import compute_in_one_thread
 from meshmend.locks import held_lock
-from meshmend.membership.events import (
-    Event,
-    GenerationBegan,
-    RunStarted,
-    StepFinished,
-    TimedEvent,
-)
+from meshmend.membership.events import RunStarted, TimedEvent
 from meshmend.pages.report.tensorboard import TensorBoardLog
-from meshmend.pages.report.training_run import TrainingRun, training_run
+from meshmend.pages.report.training_run import TrainingRun
 from meshmend.planning.plan_cache import board_losses
-from meshmend.topology.text import configured_mesh, mesh_words
-from meshmend.train.data.audit import Audit, audit
+from meshmend.topology.text import configured_mesh
+from meshmend.train.data.audit import Audit
 from meshmend.train.state.checkpoint import newest_complete
 from meshmend.train.state.resume import AUTO, folder_to_resume, resumable
 from meshmend.transport.codec import plain
@@ -89,46 +82,33 @@ def train(
     if resume is not None:
         _check_resume(workload, config, resume)
     folder = Path(config.job.run_dir)
-    with (
-        _in_use(folder, is_new=config.saving.resume != AUTO),
-        run_log(folder / EVENTS, TensorBoardLog(folder / "tensorboard")) as log,
-    ):
-        members: list[Event] = []  # of this run; an earlier one in this file has other ledgers
-
-        def on_event(event: TimedEvent) -> None:
-            log.add(event)
-            show(event)
-            if isinstance(event.event, GenerationBegan | StepFinished):
-                members.append(event.event)
-
-        on_event(TimedEvent(0.0, _start_event(workload, config)))
-        outcome = run_elastic(
-            ElasticJob(
-                config,
-                body=lambda: _work(workload, config),
-                on_event=on_event,
-                sums=workload.sum_sizes(config, mesh.n_live),
-                for_s=for_s,
-                more_faults=more_faults,
-                page=page,
-            )
+    job = ElasticJob(
+        config,
+        body=lambda: _work(workload, config),
+        on_event=show,
+        sums=workload.sum_sizes(config, mesh.n_live),
+        for_s=for_s,
+        more_faults=more_faults,
+        page=page,
+    )
+    with _in_use(folder, is_new=config.saving.resume != AUTO):
+        done = run_recorded(
+            job,
+            _start_event(workload, config),
+            sink=TensorBoardLog(folder / "tensorboard"),
+            evaluation=lambda: _read_evaluation(folder / _EVALUATION),
         )
-        so_far = training_run(log.lines())
-        found = audit(folder / "ledger", members)
-        evaluation = _read_evaluation(folder / _EVALUATION)
-        ended = end_event(outcome.recoveries, outcome.chips, found, so_far, evaluation)
-        on_event(TimedEvent(log.last_t, ended))
-    run = training_run(log.lines())
-    summary = plain(ended)
+    summary = plain(done.end)
     del summary["event"]
-    summary |= {"run_dir": str(folder), "report": write_report(run, folder)}
+    summary |= {"run_dir": str(folder), "report": write_report(done.run, folder)}
+    outcome = done.outcome
     failure = "" if outcome.is_finished else f"the job did not finish: {outcome.why}"
     why = (
         failure
-        or _why_untrusted(found, is_asked=config.job.check_every_step)
+        or _why_untrusted(done.audit, is_asked=config.job.check_every_step)
         or outcome.fewer_chips
     )
-    return TrainingResult(summary, run, why, outcome.is_finished, outcome.is_refused)
+    return TrainingResult(summary, done.run, why, outcome.is_finished, outcome.is_refused)
 
 
 def finished_step(workload: Trainable, config: JobConfig) -> int | None:
@@ -213,15 +193,11 @@ def _why_untrusted(found: Audit, *, is_asked: bool) -> str:
 
 
 def _start_event(workload: Trainable, config: JobConfig) -> RunStarted:
-    words, what = mesh_words(configured_mesh(config.mesh)), config.training
-    return RunStarted(
-        mesh=words["shape"],
-        wrap=words["wrap"],
-        fail=tuple(words["fail"]),
+    what = config.training
+    return structs.replace(
+        start_event(configured_mesh(config.mesh), workload.name),
         steps=what.steps,
         batch=what.batch,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        model=workload.name,
         size=what.size,
         rate=what.lr or "the model's own",
         seed=what.seed,

@@ -470,12 +470,6 @@ class TimedEvent:
     event: Event
 
 
-def missing_checkpoints(events: Iterable[Event]) -> tuple[int, ...]:
-    """Return the steps whose checkpoints could not be written, by the events of a run."""
-    failed = (event.step for event in events if isinstance(event, WriteFailed))
-    return tuple(sorted({step for step in failed if step is not None}))
-
-
 def event_line(timed: TimedEvent) -> str:
     """Return an event as a line of `events.jsonl`."""
     encoded = plain(timed.event)

@@ -23,7 +23,7 @@ from meshmend.membership.events import (
     StateRestored,
     StepFinished,
     TimedEvent,
-    missing_checkpoints,
+    WriteFailed,
     read_events,
 )
 from meshmend.membership.faults.fault import FaultKind
@@ -182,7 +182,9 @@ class TrainingRun:
     @property
     def missing_checkpoints(self) -> tuple[int, ...]:
         """The steps whose checkpoints could not be written."""
-        return missing_checkpoints(timed.event for timed in self.other_events)
+        events = (timed.event for timed in self.other_events)
+        failed = (event.step for event in events if isinstance(event, WriteFailed))
+        return tuple(sorted({step for step in failed if step is not None}))
 
     @property
     def samples(self) -> SampleCounts:
