@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forked_script import run_forked
-from meshmend.errors import InputError
+from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import (
     Loaded,
@@ -18,6 +18,7 @@ from meshmend.train.state.checkpoint import (
     load,
     newest_complete,
     prune,
+    read_step,
     save_shard,
     steps_in,
     why_not_shared,
@@ -40,12 +41,9 @@ def make_older(folder: Path) -> None:
         os.utime(file, ns=(earlier, earlier))
 
 
-def no_damage(path: Path, reason: str) -> None:
-    pytest.fail(f"{path}: {reason}")
-
-
-def loaded(folder: Path, on_damage: Callable[[Path, str], None] = no_damage) -> Loaded:
-    found = load(folder, TORCH, on_damage=on_damage)
+def loaded(folder: Path) -> Loaded:
+    found, damage = load(folder, TORCH)
+    assert not damage
     assert found is not None
     return found
 
@@ -117,7 +115,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
-    assert load(tmp_path / "none", TORCH, on_damage=no_damage) is None
+    assert load(tmp_path / "none", TORCH) == (None, [])
     assert complete_steps(tmp_path / "none") == []
     prune(tmp_path / "none")
 
@@ -179,10 +177,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     save(tmp_path, {"weight": torch.full((99,), 1.0)}, step=100, n_shards=4)
     files = save(tmp_path, {"weight": torch.full((99,), 2.0)}, step=200, n_shards=3)
     assert loaded(tmp_path).step == 200
-    named: list[tuple[Path, str]] = []
     broken = damage(files)
 
-    found = loaded(tmp_path, lambda path, why: named.append((path, why)))
+    found, named = load(tmp_path, TORCH)
+    assert found is not None
     assert (found.step, found.state["weight"][0]) == (100, 1.0)
     ((path, why),) = named
     assert path == broken
@@ -207,10 +205,11 @@ def test_the_other_set_of_a_step_is_used_if_one_is_damaged(tmp_path: Path) -> No
     save(tmp_path, {"weight": torch.ones(50)}, step=100, n_shards=16)
     make_older(tmp_path)
     broken = flip(save(tmp_path, {"weight": torch.ones(50)}, step=100, n_shards=12))
-    named: list[Path] = []
 
-    assert loaded(tmp_path, lambda path, _: named.append(path)).step == 100
-    assert named == [broken]
+    found, named = load(tmp_path, TORCH)
+    assert found is not None
+    assert found.step == 100
+    assert [path for path, _ in named] == [broken]
 
 
 def test_prune_keeps_the_newest_complete_ones_and_what_may_still_be_written(tmp_path: Path) -> None:
@@ -351,11 +350,11 @@ def test_killed_while_saving_the_checkpoint_before_is_usable(tmp_path: Path) -> 
     assert ended.returncode == 0, ended.stderr
 
     for name in ("fsync-0", "fsync-1", "fsync-3", "replace-1"):
-        named: list[Path] = []
-        found = loaded(tmp_path / name, lambda path, _, to=named: to.append(path))  # type: ignore[misc]
+        found, named = load(tmp_path / name, TORCH)
+        assert found is not None
         assert found.step == 100
         assert found.state["step"].tolist() == [100] * 9999
-        assert named == [tmp_path / name / "step-00000200"]
+        assert [path for path, _ in named] == [tmp_path / name / "step-00000200"]
     assert loaded(tmp_path / "fsync-4").step == 200, "all shards have their names"
 
 
@@ -371,26 +370,16 @@ def test_the_newest_complete_step_is_found_by_names_alone(tmp_path: Path) -> Non
     assert newest_complete(tmp_path, without={20}) == 10
 
 
-def test_one_step_is_loaded_or_its_damage_is_named(tmp_path: Path) -> None:
-    damage: list[str] = []
+def test_one_step_is_read_or_its_damage_is_named(tmp_path: Path) -> None:
     for step in (10, 20):
         save(tmp_path, {"weight": torch.full((8,), float(step))}, step, 2)
     file = next((tmp_path / "step-00000020").iterdir())
     file.write_bytes(file.read_bytes()[:-1])
 
-    found = checkpoint.load_step(tmp_path, 10, TORCH, on_damage=no_damage)
-    assert found is not None
+    found = read_step(tmp_path, 10, TORCH)
     assert found.step == 10
     assert found.state["weight"].tolist() == [10.0] * 8
-    for step in (20, 30):
-        assert (
-            checkpoint.load_step(
-                tmp_path,
-                step,
-                TORCH,
-                on_damage=lambda path, why: damage.append(f"{path.name} {why}"),
-            )
-            is None
-        )
-    assert "its checksum is wrong" in damage[0]
-    assert damage[1] == "step-00000030 it has no shards"
+    with pytest.raises(CheckpointDamageError, match="its checksum is wrong"):
+        read_step(tmp_path, 20, TORCH)
+    with pytest.raises(CheckpointDamageError, match="step-00000030: it has no shards"):
+        read_step(tmp_path, 30, TORCH)

@@ -178,9 +178,7 @@ def test_a_job_resumes_from_what_dcp_saved_in_plain_pytorch(tmp_path: Path) -> N
     import_dcp(tmp_path / "dcp", tmp_path / "checkpoints", step=4)
 
     fresh = state_of(*trained(1), 0)
-    loaded = resumable(
-        tmp_path / "checkpoints", fresh, TORCH, steps=9, on_damage=lambda path, why: None
-    )
+    loaded = resumable(tmp_path / "checkpoints", fresh, TORCH, steps=9)
     check_equal(loaded.state["model"], model.state_dict())
     trained(1)[1].load_state_dict(loaded.state["optimizer"])
     assert loaded.step == 4
@@ -191,7 +189,7 @@ def test_a_checkpoint_that_went_through_dcp_is_the_same(run: Path, tmp_path: Pat
     write_dcp(state, tmp_path / "dcp")
     import_dcp(tmp_path / "dcp", tmp_path / "again")
 
-    found = load(tmp_path / "again", TORCH, on_damage=lambda path, why: None)
+    found, _ = load(tmp_path / "again", TORCH)
 
     assert found is not None
     assert found.state["progress"] == state["progress"]

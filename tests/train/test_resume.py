@@ -38,10 +38,6 @@ def saved(folder: Path, step: int) -> list[Path]:
     ]
 
 
-def ignore(path: Path, why: str) -> None:
-    pass
-
-
 @pytest.mark.parametrize(
     ("fresh", "steps", "match"),
     [
@@ -59,30 +55,26 @@ def test_a_checkpoint_of_another_job_is_refused_with_both_values(
     saved(tmp_path, 60)
 
     with pytest.raises(InputError, match=match):
-        resumable(tmp_path, fresh, TORCH, steps=steps, on_damage=ignore)
+        resumable(tmp_path, fresh, TORCH, steps=steps)
 
 
 def test_a_checkpoint_of_the_same_job_is_taken_up_even_at_its_last_step(tmp_path: Path) -> None:
     saved(tmp_path, 60)
 
-    assert resumable(tmp_path, state(), TORCH, steps=60, on_damage=ignore).step == 60
+    assert resumable(tmp_path, state(), TORCH, steps=60).step == 60
 
 
-def test_damage_of_the_newest_is_told_and_the_one_before_taken_up(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_damage_of_the_newest_is_told_and_the_one_before_taken_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     saved(tmp_path, 30)
     saved(tmp_path, 60)[1].write_bytes(b"no more")
 
-    found = resumable(
-        tmp_path,
-        state(),
-        TORCH,
-        steps=90,
-        on_damage=lambda path, why: told.append(path.name),
-    )
+    found = resumable(tmp_path, state(), TORCH, steps=90)
 
     assert found.step == 30
-    assert told == ["shard-001-of-002.safetensors"]
+    (record,) = caplog.records
+    assert "shard-001-of-002.safetensors is not used: it does not begin" in record.getMessage()
 
 
 def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Path) -> None:
@@ -90,7 +82,7 @@ def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Pa
         saved(tmp_path, step)[0].write_bytes(b"no more")
 
     with pytest.raises(InputError) as raised:
-        resumable(tmp_path, state(), TORCH, steps=90, on_damage=ignore)
+        resumable(tmp_path, state(), TORCH, steps=90)
 
     (line,) = str(raised.value).splitlines()
     for step in (30, 60):
@@ -100,7 +92,7 @@ def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Pa
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="that can be read, but it has none"):
-        resumable(tmp_path, state(), TORCH, steps=90, on_damage=ignore)
+        resumable(tmp_path, state(), TORCH, steps=90)
 
 
 def test_a_loop_of_ones_own_is_refused_too(tmp_path: Path) -> None:

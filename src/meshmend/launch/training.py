@@ -163,11 +163,7 @@ def _check_resume(workload: Trainable, config: JobConfig, folder: Path) -> int:
     what = config.training
     progress = {"seed": what.seed, "n_samples": workload.n_samples}
     fresh = {**workload.fresh_state(), "progress": progress}
-
-    def warn(path: Path, why: str) -> None:
-        _log.warning("checkpoint %s is not used: %s", path, why)
-
-    found = resumable(folder, fresh, workload.framework, steps=what.steps, on_damage=warn)
+    found = resumable(folder, fresh, workload.framework, steps=what.steps)
     states = found.state["optimizer"].get("state", {}).values()  # by parameter, in PyTorch
     has_masters = any(_MASTER in each for each in states)
     if has_masters != what.master_weights:

@@ -773,11 +773,8 @@ class JobCore:
         self._ledger.write_hold(self.step_number, self._generation_number, self._learner.digest())
 
     def _resume(self, folder: Path) -> None:
-        def warn(path: Path, why: str) -> None:
-            _log.warning("checkpoint %s is not used: %s", path, why)
-
-        steps, framework = self._settings.steps, self._learner.framework
-        loaded = resumable(folder, self.state(), framework, steps=steps, on_damage=warn)
+        steps = self._settings.steps
+        loaded = resumable(folder, self.state(), self._learner.framework, steps=steps)
         self._load(loaded.state)
         self._is_stopped = False  # who resumes a job wants it to go on
         self._ledger.write_resume(self.step_number, self._position)

@@ -24,7 +24,7 @@ import shutil
 import signal
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,6 @@ _GONE, _OWNER = ".gone-", "run.json"
 _DOUBTFUL: Final = "doubtful-"
 _MOST_STEPS: Final = 20  # until a notice to save is forgotten
 STALE_S = 600.0  # a draft not written to for this long: its writer is dead
-
-OnDamage = Callable[[Path, str], None]
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,13 @@ class Loaded(NamedTuple):
     framework: str
 
 
+class Damage(NamedTuple):
+    """A file or folder of a checkpoint that cannot be used, and why."""
+
+    path: Path
+    why: str
+
+
 def save_shard(
     folder: Path, state: State, framework: Framework, *, step: int, shard: int, n_shards: int
 ) -> Path:
@@ -149,33 +154,41 @@ def write_shard(folder: Path, shard: Shard) -> Path:
     return file
 
 
-def load(folder: Path, framework: Framework, *, on_damage: OnDamage) -> Loaded | None:
+def load(folder: Path, framework: Framework) -> tuple[Loaded | None, list[Damage]]:
     """Return the newest state that is complete and undamaged, or None if there is none.
 
-    Calls `on_damage(path, reason)` for each newer checkpoint that cannot be used.
+    Also returns what of it, and of each newer checkpoint, cannot be used.
     """
+    damage: list[Damage] = []
     for step in reversed(steps_in(folder)):
-        if (loaded := load_step(folder, step, framework, on_damage=on_damage)) is not None:
-            return loaded
-    return None
-
-
-def load_step(
-    folder: Path, step: int, framework: Framework, *, on_damage: OnDamage
-) -> Loaded | None:
-    """Return the state of one step, or None if it is absent, incomplete or damaged.
-
-    Calls `on_damage(path, reason)` with the reason why it cannot be used.
-    """
-    n_tried = 0
-    for files in complete_sets(folder, step):
-        n_tried += 1
-        loaded = _read(files, step, framework, on_damage)
+        loaded, found = load_step(folder, step, framework)
+        damage += found
         if loaded is not None:
-            return loaded
-    if n_tried == 0:
-        on_damage(step_folder(folder, step), what_is_missing(folder, step))
-    return None
+            return loaded, damage
+    return None, damage
+
+
+def load_step(folder: Path, step: int, framework: Framework) -> tuple[Loaded | None, list[Damage]]:
+    """Return the state of one step, or None if it is absent, incomplete or damaged; and why."""
+    damage: list[Damage] = []
+    for files in complete_sets(folder, step):
+        found = _read(files, step, framework)
+        if isinstance(found, Loaded):
+            return found, damage
+        damage.append(found)
+    return None, damage or [Damage(step_folder(folder, step), what_is_missing(folder, step))]
+
+
+def read_step(folder: Path, step: int, framework: Framework) -> Loaded:
+    """Return the state of one step.
+
+    Raises:
+        CheckpointDamageError: it is absent, incomplete or damaged.
+    """
+    loaded, damage = load_step(folder, step, framework)
+    if loaded is None:
+        raise CheckpointDamageError("; ".join(f"{path}: {why}" for path, why in damage))
+    return loaded
 
 
 def prune(
@@ -233,43 +246,38 @@ def set_aside(folder: Path, after: int) -> dict[int, str]:
     return left
 
 
-def _read(files: list[Path], step: int, framework: Framework, on_damage: OnDamage) -> Loaded | None:
-    """Return the state in these files; if one is damaged, call `on_damage` and return None."""
+def _read(files: list[Path], step: int, framework: Framework) -> Loaded | Damage:
+    """Return the state in these files, or which of them cannot be used."""
+    whole = files[0].parent
     if files[0].suffix in OLD_SUFFIXES:
-        on_damage(
-            files[0].parent,
-            f"a meshmend before 0.2 wrote it, in {files[0].suffix} files, which this one does not "
-            "read",
+        suffix = files[0].suffix
+        return Damage(
+            whole,
+            f"a meshmend before 0.2 wrote it, in {suffix} files, which this one does not read",
         )
-        return None
     shards: list[Shard] = []
     for number, file in enumerate(files):
         try:
             shard = read_shard(np.fromfile(file, dtype=np.uint8))
         except (CheckpointDamageError, OSError) as error:
-            on_damage(file, str(error))
-            return None
+            return Damage(file, str(error))
         found, wanted = (shard.step, shard.number, shard.n_shards), (step, number, len(files))
         if found != wanted:
             held = f"step {found[0]}, shard {found[1]} of {found[2]}"
-            on_damage(file, f"its name is wrong: it holds {held}")
-            return None
+            return Damage(file, f"its name is wrong: it holds {held}")
         if framework is not AS_BYTES and shard.framework != framework.name:
-            on_damage(
-                file.parent,
+            return Damage(
+                whole,
                 f"another framework wrote it: it has a state of {shard.framework}, but this job "
                 f"is of {framework.name}",
             )
-            return None
         shards.append(shard)
     if why := _why_apart(shards):
-        on_damage(files[0].parent, why)
-        return None
+        return Damage(whole, why)
     try:
         return Loaded(merged_state(shards, framework), step, shards[0].framework)
     except CheckpointDamageError as error:
-        on_damage(files[0].parent, str(error))
-        return None
+        return Damage(whole, str(error))
 
 
 def _why_apart(shards: Sequence[Shard]) -> str:

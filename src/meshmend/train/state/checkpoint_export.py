@@ -14,12 +14,12 @@ from typing import Any, BinaryIO, Final
 
 from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.files import write_whole
-from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import (
     Loaded,
     complete_sets,
     complete_steps,
     newest_complete,
+    read_step,
     step_folder,
     steps_in,
     what_is_missing,
@@ -71,16 +71,7 @@ def read_checkpoint(run: Path, step: int | None = None, framework: Framework = A
         have = ", ".join(map(str, complete_steps(folder))) or "none"
         wanted = "" if step is None else f" of step {step}"
         raise InputError(f"{folder} has no complete checkpoint{wanted}; complete are: {have}")
-    damage: list[str] = []
-    loaded = checkpoint.load_step(
-        folder,
-        step,
-        framework,
-        on_damage=lambda path, why: damage.append(f"{path}: {why}"),
-    )
-    if loaded is None:
-        raise CheckpointDamageError("; ".join(damage))
-    return loaded
+    return read_step(folder, step, framework)
 
 
 def export_safetensors(

@@ -231,17 +231,11 @@ class CheckpointWriter:
         Raises:
             CheckpointDamageError: it cannot be read.
         """
-        damage: list[str] = []
-        loaded = checkpoint.load_step(
-            self._saving.folder,
-            step,
-            self._framework,
-            on_damage=lambda path, why: damage.append(f"{path}: {why}"),
-        )
-        if loaded is None:
+        try:
+            return checkpoint.read_step(self._saving.folder, step, self._framework)
+        except CheckpointDamageError:
             self._unreadable.add(step)
-            raise CheckpointDamageError("; ".join(damage) or "it does not exist any more")
-        return loaded
+            raise
 
 
 class StepSaving:

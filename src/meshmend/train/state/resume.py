@@ -5,6 +5,7 @@ step. Batch, learning rate, mesh and policy may differ: the job goes on with the
 checkpoint's last one, so no sample is lost or used twice.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,6 @@ from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import (
     FolderOwner,
     Loaded,
-    OnDamage,
     Saving,
     complete_steps,
     new_owner,
@@ -25,6 +25,8 @@ from meshmend.train.state.state_tree import Framework, Raw
 
 AUTO: Final = "auto"  # in place of a folder: that of the job's own checkpoints
 _TRIES: Final = 3
+
+_log = logging.getLogger(__name__)
 
 Resume = Path | str | None
 
@@ -67,25 +69,18 @@ def is_same_folder(one: Path, other: Path) -> bool:
     return one.resolve() == other.resolve()
 
 
-def resumable(
-    folder: Path, fresh: State, framework: Framework, *, steps: int, on_damage: OnDamage
-) -> Loaded:
+def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -> Loaded:
     """Return the newest readable checkpoint of a folder, checked against the job to resume.
 
-    `fresh` is the state of the job before its first step. Damaged checkpoints are skipped: each is
-    reported by `on_damage(path, reason)`.
+    `fresh` is the state of the job before its first step. Damaged checkpoints are skipped, and
+    logged.
 
     Raises:
         ResumeError: no checkpoint can be read, or the newest readable one is of another job.
     """
-    damage: list[tuple[Path, str]] = []
-    loaded = None
     for _ in range(_TRIES):
         newest = newest_complete(folder)
-        damage.clear()
-        loaded = checkpoint.load(
-            folder, framework, on_damage=lambda path, why: damage.append((path, why))
-        )
+        loaded, damage = checkpoint.load(folder, framework)
         if loaded is not None or newest_complete(folder) == newest:
             break  # else the job, which this worker is late for, has deleted what it was to read
     if loaded is None:
@@ -96,7 +91,7 @@ def resumable(
             'resume="auto" begins anew where there is none'
         )
     for path, why in damage:
-        on_damage(path, why)
+        _log.warning("checkpoint %s is not used: %s", path, why)
     if loaded.step > steps:
         raise ResumeError(
             f"the checkpoint is at step {loaded.step}, but the job ends at step {steps}; "

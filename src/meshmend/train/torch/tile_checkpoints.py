@@ -5,7 +5,7 @@ the whole model. So a job with other tiles, larger or smaller ones, or with none
 and they are exported as all others. A chip that reads one reads all of it, and keeps its part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from meshmend.membership.generation import Generation
 from meshmend.topology.tiles import box_colour
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.state import checkpoint
-from meshmend.train.state.checkpoint import Saving
+from meshmend.train.state.checkpoint import Damage, Loaded, Saving
 from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
 from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume
 from meshmend.train.state.shards import Origin, State
@@ -98,28 +98,22 @@ class TileCheckpoints:
             CheckpointDamageError, ResumeError: it cannot be read.
         """
         if self.resume is not None and step == self._began_at:
-            return self.resumed(self.resume, step)
+            return _whole(self.resume, *checkpoint.load_step(self.resume, step, TORCH)).state
         return self._saving.load(step).state
 
-    def resumed(self, folder: Path, step: int | None = None) -> dict[str, Any]:
-        """Return the whole state that the job begins with: the newest, or that of a step.
+    def resumed(self, folder: Path) -> dict[str, Any]:
+        """Return the whole state that the job begins with.
 
         Raises:
             ResumeError: no checkpoint can be read.
         """
-        damage: list[str] = []
-
-        def note(path: Path, why: str) -> None:
-            damage.append(f"{path.name}: {why}")
-
-        if step is None:
-            loaded = checkpoint.load(folder, TORCH, on_damage=note)
-        else:
-            loaded = checkpoint.load_step(folder, step, TORCH, on_damage=note)
-        if loaded is None:
-            found = "; ".join(damage) or "it has none"
-            raise ResumeError(
-                f"resume needs a checkpoint in {folder} that can be read, but {found}"
-            )
+        loaded = _whole(folder, *checkpoint.load(folder, TORCH))
         self._began_at = loaded.step
         return loaded.state
+
+
+def _whole(folder: Path, loaded: Loaded | None, damage: Iterable[Damage]) -> Loaded:
+    if loaded is None:
+        found = "; ".join(f"{path.name}: {why}" for path, why in damage) or "it has none"
+        raise ResumeError(f"resume needs a checkpoint in {folder} that can be read, but {found}")
+    return loaded
