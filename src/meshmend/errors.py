@@ -40,7 +40,7 @@
 Messages say who needs what, what it got, and what to do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -62,6 +62,13 @@ def hides_frames(function: Callable[_P, _Value]) -> Callable[_P, _Value]:
             raise error.with_traceback(None) from None
 
     return called
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raise InputError unless a value is one of those that there are."""
+    known = list(choices)
+    if value not in known:
+        raise InputError(f"{name} needs to be one of {', '.join(known)}, but got {value!r}")
 
 
 class MeshmendError(Exception):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from commanding import meshmend_run
 from elastic_job import elastic, losses, of_kind
-from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
-from meshmend.train.core.chip_speeds import ChipSpeeds, NewSpeed, check_shares_by
+from meshmend.train.core.chip_speeds import ChipSpeeds, NewSpeed
 from meshmend.train.data.samples import counts_by_speed, share_by_speed, share_of
 
 CHIPS: tuple[Chip, ...] = tuple(itertools.product(range(4), range(4)))
@@ -182,11 +181,6 @@ def test_a_chip_that_left_is_forgotten() -> None:
     job.step({})
 
     assert job.speeds.of([SLOW]) == (100,)
-
-
-def test_there_are_two_ways_to_share_out_samples() -> None:
-    with pytest.raises(InputError, match="shares needs to be one of equal, speed, but got 'fair'"):
-        check_shares_by("fair")
 
 
 @pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow)])

@@ -53,6 +53,10 @@ def no_way_on() -> Job:
     return job(torch.nn.Linear(4, 4), check_shares=4, on_wrong_result="ignore")
 
 
+def no_way_to_share() -> Job:
+    return job(torch.nn.Linear(4, 4), shares="fair")
+
+
 def no_module() -> Job:
     return job(["a model"], torch.optim.SGD([torch.zeros(1)]))
 
@@ -69,6 +73,7 @@ def no_module() -> Job:
         (checks_less_than_never, "at least 1, or 0 for no checks, but got -1"),
         (checks_of_fewer_samples, 'check_shares needs policy="constant", but got .shrink.'),
         (no_way_on, "one of restore, continue, stop, but got 'ignore'"),
+        (no_way_to_share, "shares needs to be one of equal, speed, but got 'fair'"),
         (no_module, "Job needs a module, or several in a list or dict"),
     ],
 )

@@ -11,7 +11,7 @@ import typer
 from meshmend.cli.console import compile_for_workers, note, print_json, progress
 from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
 from meshmend.cli.options import JsonOption, job_command, local_job
-from meshmend.errors import InputError, TerminatedError
+from meshmend.errors import InputError, TerminatedError, check_choice
 from meshmend.processes import without_garbage
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def train_command(
         check_optimizer,
         default_norm,
     )
-    from meshmend.train.core.chip_speeds import check_shares_by
+    from meshmend.train.core.chip_speeds import SHARES
     from meshmend.train.data.samples import batch_of
 
     what, has_shards = config.training, config.sharding.optimizer
@@ -84,7 +84,7 @@ def train_command(
         raise InputError(f"--lr needs a number above 0, but got {what.lr:g}")
     begin, faults = local_job(config)
     batch_of(what.batch_policy, what.batch, 1, 1)  # refuses an unknown policy
-    check_shares_by(config.job.shares)
+    check_choice("shares", config.job.shares, SHARES)
     if config.job.check_shares:
         _check_shares(config.job.check_shares, what.batch_policy)
     _check_moments(faults, is_sharded=has_shards)

@@ -10,7 +10,6 @@ waits in the queue until any node is free.
 import random
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -227,9 +226,7 @@ def supervise(job: SupervisedJob) -> int:
             supervisor.serve(_POLL_S)
         return code
     finally:
-        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt
         supervisor.end_all()
-        signal.signal(signal.SIGTERM, before)
 
 
 def _until_over(

@@ -186,8 +186,7 @@ def tie_to_parent(parent: int) -> None:
     """Make this process die with its parent, and keep Ctrl-C in the terminal away from it."""
     die_with_parent(parent)
     os.setpgid(0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

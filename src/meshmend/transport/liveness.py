@@ -15,8 +15,7 @@ _KEEPALIVE_S: Final = 1  # the kernel counts in whole seconds
 _MOST_PROBES: Final = 127  # the kernel takes no more
 # The beginning of Linux's struct tcp_info: bytes 2 and 3, and the words at 52 and 56.
 _TCP_INFO: Final = struct.Struct("=2xBB48xII")
-_ACKNOWLEDGED: Final = struct.Struct("=120xQ")  # tcpi_bytes_acked, since Linux 4.1
-# The same, and tcpi_busy_time and tcpi_rwnd_limited in microseconds, since Linux 4.9.
+# tcpi_bytes_acked, and tcpi_busy_time and tcpi_rwnd_limited in microseconds.
 _WORK: Final = struct.Struct("=120xQ40xQQ")
 _REPEATED: Final = 2  # one repetition may be a single lost packet
 _CHECKS_PER_TIMEOUT: Final = 8
@@ -47,16 +46,6 @@ def is_unanswered(connection: socket.socket, timeout_s: float) -> bool:
     is_waiting = max(n_resent, n_probes) >= _REPEATED
     silent_ms: int = min(data_ms, answer_ms)
     return is_waiting and silent_ms >= 1e3 * timeout_s
-
-
-def acknowledged_bytes(connection: socket.socket) -> int:
-    """Return how many bytes the other end's kernel has acknowledged; 0 if it is closed."""
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED.size)
-        (n_bytes,) = _ACKNOWLEDGED.unpack(info)
-    except (OSError, struct.error):
-        return 0
-    return int(n_bytes)
 
 
 def work_done(connection: socket.socket) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from meshmend.transport.event_fd import clear, event_of, is_set
 from meshmend.transport.event_loop import bind_checksum, header_checksum
 from meshmend.transport.in_flight import PendingRun, RunsInFlight
 from meshmend.transport.listener import Address
-from meshmend.transport.liveness import acknowledged_bytes, keep_alive, work_done
+from meshmend.transport.liveness import keep_alive, work_done
 from meshmend.transport.peer_connections import PeerConnections, has_ended
 from meshmend.transport.tasks import Bytes, Numbers, Task, describe_fingerprint
 
@@ -194,7 +194,7 @@ class SocketTransport:
     def _drop(self, peers: Iterable[int]) -> None:
         for peer in peers:
             if connection := self._sockets.pop(peer, None):
-                sent = self._sent_before.get(peer, 0) + acknowledged_bytes(connection)
+                sent = self._sent_before.get(peer, 0) + work_done(connection)[0]
                 self._sent_before[peer] = sent
                 connection.close()
                 del self._epochs[peer]
@@ -237,7 +237,7 @@ class SocketTransport:
         """Return how many bytes each rank has got from this one; any thread may call this."""
         sent = dict(self._sent_before)
         for peer, connection in list(self._sockets.items()):
-            sent[peer] = sent.get(peer, 0) + acknowledged_bytes(connection)
+            sent[peer] = sent.get(peer, 0) + work_done(connection)[0]
         # A connection that is being closed may be missing for a moment; a count never falls.
         self._counted = {peer: max(n, self._counted.get(peer, 0)) for peer, n in sent.items()}
         return self._counted

@@ -3,7 +3,7 @@
 Imports next to nothing, so that the command line checks the names fast.
 """
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, check_choice
 
 FRAMEWORKS = ("torch", "jax")
 MODELS = ("resnet", "bert", "gpt")
@@ -14,20 +14,14 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "lars", "lamb")
 
 def check_model_names(model: str, size: str, norm: str) -> None:
     """Raise InputError unless all three names are known."""
-    for what, name, names in (
-        ("model", model, MODELS),
-        ("size", size, SIZES),
-        ("norm", norm, NORMS),
-    ):
-        if name not in names:
-            raise InputError(f"the {what} needs to be one of {', '.join(names)}, but got {name!r}")
+    check_choice("the model", model, MODELS)
+    check_choice("the size", size, SIZES)
+    check_choice("the norm", norm, NORMS)
 
 
 def check_framework(framework: str, model: str, size: str, norm: str) -> None:
     """Raise InputError unless the framework is known, and has such a model."""
-    if framework not in FRAMEWORKS:
-        known = ", ".join(FRAMEWORKS)
-        raise InputError(f"the framework needs to be one of {known}, but got {framework!r}")
+    check_choice("the framework", framework, FRAMEWORKS)
     if framework == "jax" and model == "gpt":
         raise InputError("--framework jax has resnet and bert, but got gpt; use --framework torch")
     if framework == "jax" and size != "tiny":
@@ -43,9 +37,8 @@ def check_optimizer(
     framework: str, optimizer: str | None, *, is_sharded: bool, has_masters: bool
 ) -> None:
     """Raise InputError unless the optimizer is known, and the framework has what is asked of it."""
-    if optimizer is not None and optimizer not in OPTIMIZERS:
-        known = ", ".join(OPTIMIZERS)
-        raise InputError(f"the optimizer needs to be one of {known}, but got {optimizer!r}")
+    if optimizer is not None:
+        check_choice("the optimizer", optimizer, OPTIMIZERS)
     asked = {
         "--shard-optimizer": is_sharded,
         "--master-weights": has_masters,

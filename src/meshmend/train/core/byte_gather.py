@@ -6,7 +6,8 @@ not match its hash is not believed: by such messages chips are found wrong.
 """
 
 import hashlib
-from typing import Final
+import json
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,6 +52,16 @@ def gather_bytes(exchange: Exchange, data: bytes) -> list[bytes]:
     if [_hash(part) for part in parts] != hashes:
         raise _damage()
     return parts
+
+
+def gather_values(exchange: Exchange, value: Any) -> list[Any]:
+    """Return the value of each chip, in the order of ranks: what JSON can hold.
+
+    Raises:
+        TransportError, WrongResultError: as `gather_bytes`.
+    """
+    text = json.dumps(value, separators=(",", ":"))
+    return [json.loads(each) for each in gather_bytes(exchange, text.encode())]
 
 
 def _damage() -> WrongResultError:

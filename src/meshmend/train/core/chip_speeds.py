@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from statistics import median, median_low
 from typing import Final
 
-from meshmend.errors import InputError
 from meshmend.topology.failures import Chip
 from meshmend.train.data.samples import FULL_SPEED, Speeds
 
@@ -33,12 +32,6 @@ _CALM: Final = 200  # times the patience: after so many steps without a change i
 _MOST_STEPS: Final = _MOST_PATIENCE * max(n_steps for n_steps, _ in _RULES)
 _NEARLY_FULL: Final = 90  # from here on a chip counts as one of full speed
 _LEAST_S: Final = 1e-3  # in which usual chips compute; less is noise
-
-
-def check_shares_by(shares: str) -> None:
-    """Raise InputError if there is no such way to share out samples."""
-    if shares not in SHARES:
-        raise InputError(f"shares needs to be one of {', '.join(SHARES)}, but got {shares!r}")
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ from meshmend.planning.link_probes import (
 from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans, planned_losses
 from meshmend.planning.plan_request import GATHER, SumSizes
-from meshmend.schedule.hazards import hazards_of
+from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.spanning import Ends, point_to_point
+from meshmend.schedule.table import Schedule
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.failures import Chip, SlowLink
 from meshmend.topology.mesh import Mesh
@@ -57,7 +58,6 @@ _log = logging.getLogger(__name__)
 _SUM = CollectiveCall("allreduce")
 _ALL_GATHER = CollectiveCall(GATHER)
 _SPREAD_MESSAGE_BYTES = 1 << 18
-_SIZE_BYTES = 8
 _CONNECT_S = 10.0
 _FIRST_GENERATION = 1
 _LOOK_EVERY_S: Final = 1.0  # for how many plans there are
@@ -82,7 +82,6 @@ class ExchangeSettings:
     window_bytes: int = 0
     sums_payloads: bool = False
     link_timeout_s: float = Timing().link_timeout_s
-    sum_timeout_s: float = 1800.0
     plans: Path | None = None
     plan_ahead: PlanAheadSettings | None = None
     watch_links: bool = False
@@ -366,7 +365,7 @@ class Exchange:
     def _ready(self, probe: LinkProbe) -> Callable[[], None]:
         """Return what runs a probe."""
         schedule = probe.schedule
-        program = self._with_seats(rank_program(schedule, hazards_of(schedule), self.rank))
+        program = self._program(schedule, hazards_of(schedule))
         task = task_of(program, probe.n_bytes, dtype="uint8")
         payload = np.empty(probe.n_bytes, dtype=np.uint8)
         return lambda: self._run(task, payload)
@@ -435,8 +434,7 @@ class Exchange:
     def _short_sum(self) -> RankProgram:
         """Return this chip's part in the sum of `gather_numbers`, made once in a generation."""
         if self._short is None:
-            program = rank_program(*proved_short_sum(self.mesh), self.rank)
-            self._short = self._with_seats(program)
+            self._short = self._program(*proved_short_sum(self.mesh))
         return self._short
 
     def sum(self, payload: Bytes, n_elements: int, dtype: str) -> None:
@@ -475,15 +473,12 @@ class Exchange:
         Each chip gets it from its nearest holder: first the length, then the bytes. All connections
         are used at the same time.
         """
-        ranks = tuple(self.mesh.rank_of[chip] for chip in holders)
-        schedule, hazards = proved_spread(self.mesh, ranks)
-        program = self._with_seats(rank_program(schedule, hazards, self.rank))
+        spreading = self.spreading(holders, in_parts=False)
         size = np.array([0 if payload is None else len(payload)], dtype=np.int64)
-        self._run(task_of(program, _SIZE_BYTES, dtype="uint8"), size.view(np.uint8))
+        spreading.run(size.view(np.uint8))
         if payload is None:
             payload = np.empty(int(size[0]), dtype=np.uint8)
-        n_slices = max(1, len(payload) // _SPREAD_MESSAGE_BYTES)
-        self._run(task_of(program, len(payload), dtype="uint8", n_slices=n_slices), payload)
+        spreading.run(payload)
         return payload
 
     def spreading(
@@ -501,7 +496,7 @@ class Exchange:
         ranks = tuple(self.mesh.rank_of[chip] for chip in holders)
         to = None if receivers is None else tuple(self.mesh.rank_of[chip] for chip in receivers)
         schedule, hazards = proved_spread(self.mesh, ranks, in_parts=in_parts, receivers=to)
-        program = self._with_seats(rank_program(schedule, hazards, self.rank))
+        program = self._program(schedule, hazards)
         return Spreading(program, self._start, self._run)
 
     def all_gather(self, payload: Bytes) -> None:
@@ -518,7 +513,7 @@ class Exchange:
         each part. All chips call this alike.
         """
         schedule = point_to_point(ends, np.array(cuts) / max(cuts[-1], 1), self.mesh.n_live)
-        program = self._with_seats(rank_program(schedule, hazards_of(schedule), self.rank))
+        program = self._program(schedule, hazards_of(schedule))
         self._run(task_of(program, cuts[-1], dtype="uint8"), payload)
 
     def close(self) -> None:
@@ -540,6 +535,10 @@ class Exchange:
             self._tasks[key] = replace(task, program=self._with_seats(task.program))
         return self._tasks[key]
 
+    def _program(self, schedule: Schedule, hazards: Hazards) -> RankProgram:
+        """Return this chip's part in a schedule, whose peers are seats."""
+        return self._with_seats(rank_program(schedule, hazards, self.rank))
+
     def _with_seats(self, program: RankProgram) -> RankProgram:
         """Return the program with its peers' ranks replaced by seats."""
         seat_of_rank = np.array([self._seats[chip] for chip in self.mesh.live], dtype=np.int64)
@@ -560,11 +559,11 @@ class Exchange:
 
     def _start(self, task: Task, payload: Bytes) -> PendingSum:
         self._connect_to(task)
-        return self.transport.start(task, payload, timeout_s=self._settings.sum_timeout_s)
+        return self.transport.start(task, payload)
 
     def _run(self, task: Task, payload: Bytes) -> None:
         self._connect_to(task)
-        self.transport.run(task, payload, timeout_s=self._settings.sum_timeout_s)
+        self.transport.run(task, payload)
 
 
 @dataclass(frozen=True)

@@ -93,11 +93,7 @@ class HostPlanner:
         request = PlanRequest(mesh, settings.board, settings.algorithm, tuple(sums))
         # Each host begins with other losses, so that hosts with a common folder share the work.
         begin = distinct_hosts.index(this_host) / len(distinct_hosts)
-        task = PlanTask(str(self.folder), request, begin=begin)
-        try:
-            self._give(task)
-        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            self._warn_once(str(error))
+        self._give(PlanTask(str(self.folder), request, begin=begin))
 
     def plan_for(self, mesh: Mesh, sums: SumSizes) -> None:
         """Plan sums for a mesh now, and after that for the failures that may come next."""
@@ -105,10 +101,7 @@ class HostPlanner:
             return
         self._is_first = True
         request = PlanRequest(mesh, self._settings.board, self._settings.algorithm, tuple(sums))
-        try:
-            self._give(PlanTask(str(self.folder), request))
-        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            self._warn_once(str(error))
+        self._give(PlanTask(str(self.folder), request))
 
     def close(self) -> None:
         """Stop planning, because the job is over; delete a scratch folder."""
@@ -125,10 +118,13 @@ class HostPlanner:
                 self._process.plan(task)
                 return
             self._kill()
-        self._process = AheadProcess()
-        self._waiter = threading.Thread(target=self._wait, args=(self._process,), daemon=True)
-        self._waiter.start()
-        self._process.plan(task)
+        try:
+            self._process = AheadProcess()
+            self._waiter = threading.Thread(target=self._wait, args=(self._process,), daemon=True)
+            self._waiter.start()
+            self._process.plan(task)
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            self._warn_once(str(error))
 
     def _wait(self, process: AheadProcess) -> None:
         """Wait for the end of a process, so that it does not stay a zombie."""

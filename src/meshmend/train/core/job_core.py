@@ -22,6 +22,7 @@ from meshmend.errors import (
     ReplicasDifferError,
     TransportError,
     WrongResultError,
+    check_choice,
 )
 from meshmend.membership.events import (
     ChipRestored,
@@ -37,14 +38,14 @@ from meshmend.membership.messages import FRESH, Go
 from meshmend.planning.catalogue import fabric_in
 from meshmend.topology.failures import Chip
 from meshmend.train.core.bit_flips import flip_bit, flip_held
-from meshmend.train.core.chip_speeds import BY_SPEED, ChipSpeeds, check_shares_by
+from meshmend.train.core.chip_speeds import BY_SPEED, SHARES, ChipSpeeds
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner, MakeSharding, Sharding
 from meshmend.train.core.link_watch import take_better_plans
 from meshmend.train.core.share_checks import Finding, Kind, ShareChecks, check_settings
 from meshmend.train.core.shared_calls import SharedCalls
 from meshmend.train.core.state_transfer import StateTransfer
-from meshmend.train.core.step_sums import RAISE, Culprits, NonFinite, StepSums, check_policy
+from meshmend.train.core.step_sums import NON_FINITE, RAISE, Culprits, NonFinite, StepSums
 from meshmend.train.core.sum_checks import SumCheck
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
@@ -71,7 +72,7 @@ from meshmend.train.state.shards import Origin
 from meshmend.train.state.state_tree import Framework
 
 RESTORE, CONTINUE, STOP = "restore", "continue", "stop"
-WRONG_POLICIES: Final = (RESTORE, CONTINUE, STOP)
+ON_WRONG_RESULT: Final = (RESTORE, CONTINUE, STOP)
 
 _log = logging.getLogger(__name__)
 
@@ -118,9 +119,7 @@ class JobSettings:
         if self.check_shares is not None:
             check_settings(self.check_shares, self.policy)
         batch_of(self.policy, self.batch, 1, 1)  # refuses an unknown policy
-        check_policy(self.non_finite)
-        if self.shares is not None:
-            check_shares_by(self.shares)
+        check_choice("non_finite", self.non_finite, NON_FINITE)
 
     def order(self) -> Order | StreamOrder:
         """Return the row of samples of the job.
@@ -143,14 +142,6 @@ def n_notes_of(settings: JobSettings) -> int:
     return environment.whole.n_live if is_needed and environment.identity is not None else 0
 
 
-def check_wrong_policy(policy: str) -> None:
-    """Raise InputError if there is no such way to go on after a wrong result."""
-    if policy not in WRONG_POLICIES:
-        raise InputError(
-            f"on_wrong_result needs to be one of {', '.join(WRONG_POLICIES)}, but got {policy!r}"
-        )
-
-
 class JobCore:
     """One chip's part in training a learner on the samples of a data set.
 
@@ -171,9 +162,9 @@ class JobCore:
         every = self._environment.check_shares if every is None else every
         check_settings(every, settings.policy)
         shares = settings.shares or self._environment.shares
-        check_shares_by(shares)
+        check_choice("shares", shares, SHARES)
         self._on_wrong_result = settings.on_wrong_result or self._environment.on_wrong_result
-        check_wrong_policy(self._on_wrong_result)
+        check_choice("on_wrong_result", self._on_wrong_result, ON_WRONG_RESULT)
 
         failures = WriteFailures(self._environment)
         resume = folder_to_resume(settings.resume, settings.saving)

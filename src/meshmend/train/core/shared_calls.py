@@ -26,7 +26,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from meshmend.errors import InputError, TransportError
-from meshmend.train.core.byte_gather import gather_bytes
+from meshmend.train.core.byte_gather import gather_bytes, gather_values
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
 from meshmend.train.core.step_sums import StepSums
@@ -241,8 +241,7 @@ class Rounds:
         exchange, own = self._exchange, mine.own if mine else {}
         done = set(own)
         if is_again:
-            lists = gather_bytes(exchange, json.dumps(sorted(own)).encode())
-            done = {number for each in lists for number in json.loads(each)}
+            done = {number for each in gather_values(exchange, sorted(own)) for number in each}
         if mine is not None:
             missing = _missing(mine, done)
             for number in missing[list(inside).index(exchange.rank) :: len(inside)]:

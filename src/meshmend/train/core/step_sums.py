@@ -5,15 +5,14 @@ before any chip uses them, and all chips see the same: the job tells whose gradi
 and the weights stay as they were after the step before.
 """
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from meshmend.errors import InputError, NonFiniteError, TransportError
+from meshmend.errors import NonFiniteError, TransportError
 from meshmend.membership.events import NonFiniteSum
 from meshmend.topology.failures import Chip
-from meshmend.train.core.byte_gather import gather_bytes
+from meshmend.train.core.byte_gather import gather_values
 from meshmend.train.core.exchange import Exchange, PendingSum, first_error
 from meshmend.train.core.learner import Bytes, Learner
 from meshmend.train.core.worker_environment import WorkerEnvironment, coordinator_client
@@ -21,7 +20,7 @@ from meshmend.train.state.comparison import MOST_NAMES
 from meshmend.units import counted
 
 RAISE, SKIP = "raise", "skip"
-POLICIES: Final = (RAISE, SKIP)
+NON_FINITE: Final = (RAISE, SKIP)
 BUFFER: Final = "buffer "  # begins the name of a buffer, where parameters are named too
 _MOST_SKIPPED: Final = 20  # steps in a row
 
@@ -100,9 +99,8 @@ class StepSums:
 
     def _culprits(self) -> Culprits:
         """Tell all chips which gradients of this chip are not finite; return those of all."""
-        mine = json.dumps(list(self._learner.non_finite())).encode()
-        found = [mine] if self._exchange is None else gather_bytes(self._exchange, mine)
-        return [json.loads(each) for each in found]
+        mine = list(self._learner.non_finite())
+        return [mine] if self._exchange is None else gather_values(self._exchange, mine)
 
 
 class NonFinite:
@@ -158,12 +156,6 @@ class NonFinite:
         if is_mine and self._environment.identity is not None:
             names = tuple(culprits[chip][:MOST_NAMES])
             coordinator_client().report(NonFiniteSum(chip, step, names, len(culprits[chip])))
-
-
-def check_policy(policy: str) -> None:
-    """Raise InputError if there is no such policy."""
-    if policy not in POLICIES:
-        raise InputError(f"non_finite needs to be one of {', '.join(POLICIES)}, but got {policy!r}")
 
 
 def _names(names: Sequence[str]) -> str:

@@ -10,9 +10,8 @@ In a new generation the chips say what they hold. Then the shares are cut anew, 
 lacks is sent to it. Nobody forgets anything before all chips have what they need.
 """
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from meshmend.membership.faults.fault import Moment
 from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
 from meshmend.planning.plan_request import SumSizes
-from meshmend.train.core.byte_gather import gather_bytes
+from meshmend.train.core.byte_gather import gather_values
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import ExchangeState, ShardedReplica
 from meshmend.train.core.worker_environment import WorkerEnvironment
@@ -139,9 +138,8 @@ class ShardedUpdate:
         shares = UpdateShares(optimizers.flat.n_bytes, mirror_of)
         kept = [shares.kept(rank) for rank in range(shares.n_ranks)]
         moves = moves_to(kept, held)
-        for batch in batches_of_moves(moves, _BATCH_BYTES):
-            for span, data in sent_states(exchange, batch, optimizers.packed_span):
-                optimizers.receive(span, data)
+        for span, data in sent_states(exchange, moves, optimizers.packed_span):
+            optimizers.receive(span, data)
         if moves:
             self._replica.inject(Moment.REFILL)
         if moves or any(without(mine, keeps) for mine, keeps in zip(held, kept, strict=True)):
@@ -153,11 +151,9 @@ class ShardedUpdate:
         """Tell all chips what this one holds; return what each holds, by rank."""
         mine = self._optimizers
         words = [mine.name, mine.tried, mine.held, initial, self._board]
-        text = json.dumps(words, separators=(",", ":"))
-        found = (json.loads(each) for each in gather_bytes(self._exchange, text.encode()))
         return [
             _Holding(_pair(name), _pair(tried), tuple(map(_span, spans)), initial, tuple(board))
-            for name, tried, spans, initial, board in found
+            for name, tried, spans, initial, board in gather_values(self._exchange, words)
         ]
 
     def _check_complete(self, held: Sequence[Spans], go: Go) -> None:
@@ -212,27 +208,26 @@ class ShardedUpdate:
 
 def sent_states(
     exchange: Exchange, moves: Sequence[Move], packed: Callable[[Span], Any]
-) -> list[tuple[Span, Any]]:
-    """Send the states of some spans, as `packed` returns them; return what has come to this chip.
+) -> Iterator[tuple[Span, Any]]:
+    """Send the states of some spans, as `packed` returns them; yield what comes to this chip.
 
-    All chips call this alike.
+    All chips call this alike, and go through all that it yields.
     """
     rank = exchange.rank
-    sent = {at: packed(move.span) for at, move in enumerate(moves) if move.source == rank}
-    lengths = np.zeros(len(moves), dtype=np.int64)
-    for at, data in sent.items():
-        lengths[at] = len(data)
-    exchange.sum(lengths.view(np.uint8), len(lengths), "int64")
-    cuts = [0, *np.cumsum(lengths).tolist()]
-    payload = np.empty(cuts[-1], dtype=np.uint8)
-    for at, data in sent.items():
-        payload[cuts[at] : cuts[at + 1]] = data
-    exchange.send_parts(payload, cuts, [(each.source, each.target) for each in moves])
-    return [
-        (move.span, payload[cuts[at] : cuts[at + 1]])
-        for at, move in enumerate(moves)
-        if move.target == rank
-    ]
+    for batch in batches_of_moves(moves, _BATCH_BYTES):
+        sent = {at: packed(move.span) for at, move in enumerate(batch) if move.source == rank}
+        lengths = np.zeros(len(batch), dtype=np.int64)
+        for at, data in sent.items():
+            lengths[at] = len(data)
+        exchange.sum(lengths.view(np.uint8), len(lengths), "int64")
+        cuts = [0, *np.cumsum(lengths).tolist()]
+        payload = np.empty(cuts[-1], dtype=np.uint8)
+        for at, data in sent.items():
+            payload[cuts[at] : cuts[at + 1]] = data
+        exchange.send_parts(payload, cuts, [(each.source, each.target) for each in batch])
+        for at, move in enumerate(batch):
+            if move.target == rank:
+                yield move.span, payload[cuts[at] : cuts[at + 1]]
 
 
 def _span(bounds: Iterable[int]) -> Span:

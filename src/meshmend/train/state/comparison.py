@@ -11,7 +11,6 @@ In a job that checks its chips, one that differs from most others takes their st
 step is done again. One that differs twice in a row is wrong.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import Any, Final
 from meshmend.errors import ReplicasDifferError, TransportError
 from meshmend.membership.events import StateMended, StatesDiffer
 from meshmend.topology.failures import Chip
-from meshmend.train.core.byte_gather import gather_bytes
+from meshmend.train.core.byte_gather import gather_values
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
 from meshmend.train.core.worker_environment import coordinator_client
@@ -106,14 +105,14 @@ class StateComparison:
             return None
         parts, self._parts = self._parts, None
         strange = list(self._strange)
-        mine = json.dumps([total_of(parts), self._last_equal, dict(self._shares), told, strange])
-        found = [json.loads(each) for each in gather_bytes(self._exchange, mine.encode())]
+        mine = [total_of(parts), self._last_equal, dict(self._shares), told, strange]
+        found = gather_values(self._exchange, mine)
         totals = [str(each[0]) for each in found]
         shares = _different_shares([each[2] for each in found], chips)
         if len(set(totals)) > 1 or shares:
-            all_parts = gather_bytes(self._exchange, json.dumps(dict(parts)).encode())
+            all_parts = gather_values(self._exchange, dict(parts))
             since = max((each[1] for each in found if each[1] is not None), default=None)
-            words = [*shares, *self._different_parts([json.loads(each) for each in all_parts])]
+            words = [*shares, *self._different_parts(all_parts)]
             before = {tuple(chip) for each in found for chip in each[4]}
             compared = self._mended(step, since, chips, totals, words, before)
             if compared is None or shares:

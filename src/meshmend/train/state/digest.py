@@ -86,7 +86,15 @@ def digests_of(state: Any, raw: Callable[[Any, str], Any]) -> dict[str, str]:
     `raw(leaf, where)` returns a tensor as `RawArray`, and None for what is none.
     What is neither an array nor plain is only named by its type: no state can hold it.
     """
-    return dict(_named(state, "", raw))
+    found = {}
+    for name, leaf in leaves_of(state):
+        array = raw(leaf, name)
+        found[name] = (
+            _words(leaf)
+            if array is None
+            else f"{array.dtype}{list(array.shape)} {hash_bytes(array.data):016x}"
+        )
+    return found
 
 
 def total_of(parts: Parts) -> str:
@@ -97,19 +105,21 @@ def total_of(parts: Parts) -> str:
     return found.hexdigest()
 
 
-def _named(state: Any, name: str, raw: Callable[[Any, str], Any]) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a nested state; what is empty counts too."""
-    if isinstance(state, dict | list | tuple):
-        pairs = state.items() if isinstance(state, dict) else enumerate(state)
-        if not state:
-            yield name, "{}" if isinstance(state, dict) else "[]"
-        for key, value in pairs:
-            yield from _named(value, f"{name}.{key}" if name else str(key), raw)
-    elif (array := raw(state, name)) is not None:
-        yield name, f"{array.dtype}{list(array.shape)} {hash_bytes(array.data):016x}"
-    elif state is None or isinstance(state, bool | int | float | str):
-        words = repr(state)
-        is_long = len(words) > _LONGEST_WORDS
-        yield name, hashlib.blake2b(words.encode()).hexdigest()[:16] if is_long else words
+def leaves_of(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a nested state with their names; what is empty counts too."""
+    if isinstance(state, dict | list | tuple) and state:
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from leaves_of(value, f"{name}.{key}" if name else str(key))
     else:
-        yield name, type(state).__name__
+        yield name, state
+
+
+def _words(leaf: Any) -> str:
+    """Return what is no array in words."""
+    if isinstance(leaf, dict | list | tuple):
+        return "{}" if isinstance(leaf, dict) else "[]"
+    if leaf is None or isinstance(leaf, bool | int | float | str):
+        words = repr(leaf)
+        is_long = len(words) > _LONGEST_WORDS
+        return hashlib.blake2b(words.encode()).hexdigest()[:16] if is_long else words
+    return type(leaf).__name__

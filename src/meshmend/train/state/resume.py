@@ -6,7 +6,7 @@ checkpoint's last one, so no sample is lost or used twice.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from meshmend.train.state.checkpoint import (
     new_owner,
     newest_complete,
 )
+from meshmend.train.state.digest import leaves_of
 from meshmend.train.state.shards import State
 from meshmend.train.state.state_tree import Framework, Raw
 
@@ -105,7 +106,7 @@ def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -
     _check_optimizer(loaded.state["optimizer"], fresh["optimizer"])
     for part in ("model", "optimizer", "also"):
         saved, wanted = (
-            dict(_named_shapes(state[part], "", framework.raw)) for state in (loaded.state, fresh)
+            _named_shapes(state[part], framework.raw) for state in (loaded.state, fresh)
         )
         is_lazy = framework.lazy and part == "optimizer"
         _check_same(saved, wanted, part, may_lack=is_lazy)
@@ -161,13 +162,7 @@ def _words(shape: tuple[int, ...] | None) -> str:
     return "no tensor" if shape is None else f"shape {shape}"
 
 
-def _named_shapes(state: Any, where: str, raw: Raw) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the names and shapes of all tensors of a nested state."""
-    if isinstance(state, Mapping):
-        for key, value in state.items():
-            yield from _named_shapes(value, f"{where}.{key}" if where else str(key), raw)
-    elif isinstance(state, list | tuple):
-        for key, value in enumerate(state):
-            yield from _named_shapes(value, f"{where}[{key}]", raw)
-    elif (array := raw(state, where)) is not None:
-        yield where, array.shape
+def _named_shapes(state: Any, raw: Raw) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of all tensors of a nested state."""
+    arrays = ((name, raw(leaf, name)) for name, leaf in leaves_of(state))
+    return {name: array.shape for name, array in arrays if array is not None}

@@ -10,11 +10,10 @@ mesh changes, chips say which spans of the row of parameters they hold the state
 lacks is sent to it. Nobody forgets anything before all chips have made their objects.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -23,7 +22,7 @@ from meshmend.errors import InputError, StateLostError
 from meshmend.membership.generation import Generation
 from meshmend.topology.failures import Chip
 from meshmend.topology.tiles import box_colour
-from meshmend.train.core.byte_gather import gather_bytes
+from meshmend.train.core.byte_gather import gather_values
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.sharding.layerwise import LAYERWISE
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
@@ -34,7 +33,6 @@ from meshmend.train.sharding.update_shares import (
     Span,
     Spans,
     UpdateShares,
-    batches_of_moves,
     counted_domains,
     domains_of,
     mirrors_of,
@@ -45,8 +43,6 @@ from meshmend.train.state.state_tree import Bytes
 
 # torch's stubs lack half of what c10d offers.
 dist: Any = torch.distributed
-
-_BATCH_BYTES: Final = 64 << 20  # of parameters whose states move at the same time
 
 Row = tuple[int, Spans]  # the bytes of an optimizer's parameters here, and which have their state
 Received = tuple[int, Span, Bytes]  # the number of an optimizer, a span and its state
@@ -177,17 +173,15 @@ def receive_shares(
         TransportError: the mesh has changed.
         StateLostError: no chip has the state of some share.
     """
-    text = json.dumps([mine.is_all, mine.rows, board], separators=(",", ":"))
-    told = [json.loads(each) for each in gather_bytes(exchange, text.encode())]
+    told = gather_values(exchange, [mine.is_all, mine.rows, board])
     holdings = [Holding(bool(is_all), tuple(map(_row, rows))) for is_all, rows, _ in told]
     # Chips may be told of other boards: those of the first count.
     chips, board = exchange.mesh.live, tuple(told[0][2])
     moves = _moves(chips, holdings, generation, tile, board)
     received: list[Received] = []
     for number, of_one in moves:
-        for batch in batches_of_moves(of_one, _BATCH_BYTES):
-            states = sent_states(exchange, batch, partial(_packed, shares, number))
-            received += [(number, span, data) for span, data in states]
+        states = sent_states(exchange, of_one, partial(_packed, shares, number))
+        received += [(number, span, data) for span, data in states]
     colour = box_colour(tile, chips[exchange.rank])
     twins = [chip for chip in chips if box_colour(tile, chip) == colour]
     return received, mirrors_of_twins(twins, generation, board)
