@@ -60,10 +60,10 @@ def pauses(folder: Path, *, waits: bool) -> dict[str, float]:
         loss.backward()
         job.step(loss)
         if waits:
-            job._core._saving.finish()
+            job._core._saving.wait()
         steps[job.step_number] = time.monotonic() - began
         if (job.step_number + 1) % EVERY == 0:  # the next one must not wait for the one before
-            job._core._saving.finish()
+            job._core._saving.wait()
         began = time.monotonic()
     median = statistics.median(steps[step] for step in steps if step < EVERY)
     at_save = max(steps[step] for step in steps if step % EVERY == 0)

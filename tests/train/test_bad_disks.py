@@ -49,13 +49,11 @@ def trained(folder: Path, n_bytes: int) -> None:
 
 def written(folder: Path, n_bytes: int) -> list[int]:
     """Write the same checkpoints of a state of arrays; return the steps that are missing."""
-    saving = Saving(folder, every=2, keep=4)
-    failures = WriteFailures(WorkerEnvironment())
-    writer = CheckpointWriter(saving, ARRAYS, failures, lambda step, at: None)
+    saving, alone = Saving(folder, every=2, keep=4), WorkerEnvironment()
+    writer = CheckpointWriter(saving, ARRAYS, WriteFailures(alone), alone)
     state = {"weights": np.arange(n_bytes // 8, dtype=np.float64)}
     for step in DUE:
-        writer.note_step(step, 0)
-        writer.begin(lambda: state, step=step, generation=0, shard=0, n_shards=1)
+        writer.save(lambda: state, step=step, generation=0, shard=0, n_shards=1)
     writer.wait()
     return writer.missing
 
@@ -103,12 +101,12 @@ def test_a_job_on_a_disk_that_fills_ends_as_if_it_had_room(tmp_path: Path, seed:
 def test_checkpoints_that_cannot_be_set_aside_are_told_in_a_line_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = WriteFailures(WorkerEnvironment())
-    writer = CheckpointWriter(Saving(tmp_path, every=5), ARRAYS, failures, lambda step, at: None)
+    saving, alone = Saving(tmp_path, every=5), WorkerEnvironment()
+    writer = CheckpointWriter(saving, ARRAYS, WriteFailures(alone), alone)
 
     def save(step: int) -> None:
         state = {"weights": np.arange(8.0)}
-        writer.begin(lambda: state, step=step, generation=0, shard=0, n_shards=1)
+        writer.save(lambda: state, step=step, generation=0, shard=0, n_shards=1)
         writer.wait()
 
     def refuse(path: Path, target: Path) -> None:

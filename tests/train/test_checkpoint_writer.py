@@ -58,13 +58,13 @@ class Chip:
             Saving(folder, every=1),
             TORCH,
             self.failures,
-            lambda step, at: self.saved.append(step),
+            WorkerEnvironment(),
+            on_saved=lambda step, at: self.saved.append(step),
         )
 
     def begin(self, step: int, generation: int = 1) -> None:
         self.weights.fill_(step)
-        self.writer.note_step(step, generation)
-        self.writer.begin(
+        self.writer.save(
             lambda: {"weights": self.weights},
             step=step,
             generation=generation,
@@ -131,7 +131,7 @@ def test_a_state_that_cannot_be_stored_is_reported(
 ) -> None:
     chip = Chip(tmp_path)
 
-    chip.writer.begin(lambda: {"x": object()}, step=1, generation=1, shard=0, n_shards=1)
+    chip.writer.save(lambda: {"x": object()}, step=1, generation=1, shard=0, n_shards=1)
     chip.writer.wait()
 
     assert "a training state needs tensors, numbers, texts" in caplog.text
@@ -191,14 +191,13 @@ from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.state.checkpoint_writer import WriteFailures
 
 folder, flush = Path(sys.argv[1]), os.fsync
-writer = CheckpointWriter(
-    Saving(folder, 1), TORCH, WriteFailures(WorkerEnvironment()), lambda *_: None
-)
+alone = WorkerEnvironment()
+writer = CheckpointWriter(Saving(folder, 1), TORCH, WriteFailures(alone), alone)
 for step in (1, 2):
     if step == 2:
         os.fsync = lambda descriptor: os._exit(9)  # dies in the middle of the second
     state = {"weights": torch.full((100,), float(step))}
-    writer.begin(lambda: state, step=step, generation=0, shard=0, n_shards=1)
+    writer.save(lambda: state, step=step, generation=0, shard=0, n_shards=1)
     writer.wait()
 """
 

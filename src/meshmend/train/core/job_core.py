@@ -65,7 +65,7 @@ from meshmend.train.data.samples import (
     share_of,
 )
 from meshmend.train.state.checkpoint import Saving
-from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
+from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
 from meshmend.train.state.comparison import COMPARE_EVERY, MOST_NAMES, StateComparison
 from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume, resumable
 from meshmend.train.state.shards import Origin
@@ -169,7 +169,7 @@ class JobCore:
         failures = WriteFailures(self._environment)
         resume = folder_to_resume(settings.resume, settings.saving)
         self._owner = folder_owner(settings.saving, resume, self._environment.run_id)
-        self._saving = StepSaving(
+        self._saving = CheckpointWriter(
             settings.saving, learner.framework, failures, self._environment, self._owner
         )
         self._ledger = Ledger(
@@ -329,7 +329,7 @@ class JobCore:
                 elif loop is None:
                     break
                 else:
-                    self._saving.finish()
+                    self._saving.wait()
                     loop.finish()
         except GeneratorExit:
             if loop is None and self.share is None:
@@ -337,7 +337,7 @@ class JobCore:
             self._leave()
             raise
         finally:
-            self._saving.finish()
+            self._saving.wait()
         self._close()
 
     def _take_better_plans(self) -> bool:
@@ -865,7 +865,7 @@ class JobCore:
 
     def went_back(self, step: int, generation: int) -> None:
         """Write to the ledger that a generation restores an earlier step; later ones are lost."""
-        self._saving.finish()  # or a shard of what is lost could replace one of what follows
+        self._saving.wait()  # or a shard of what is lost could replace one of what follows
         self._ledger.write_restore(step, generation)
 
     def restore(self, step: int) -> None:

@@ -89,12 +89,10 @@ class FlatTree:
     def unflatten(self, flat: Sequence[jax.Array]) -> Tree:
         """Return the tree that was flattened, with the types of its leaves."""
         arrays = dict(zip(self._kinds(), flat, strict=True))
-        at = dict.fromkeys(self._kinds(), 0)
-        found = []
-        for shape, dtype in self.leaves:
-            kind, size = _kind(dtype), int(np.prod(shape))
-            found.append(arrays[kind][at[kind] : at[kind] + size].reshape(shape).astype(dtype))
-            at[kind] += size
+        found = [
+            arrays[kind][span].reshape(shape).astype(dtype)
+            for (kind, span), (shape, dtype) in zip(self._spans(), self.leaves, strict=True)
+        ]
         return jax.tree.unflatten(self.structure, found)
 
     def number(self, flat: Sequence[jax.Array]) -> jax.Array:
@@ -106,12 +104,17 @@ class FlatTree:
         tree = jax.tree.unflatten(self.structure, range(len(self.leaves)))
         paths, _ = jax.tree_util.tree_flatten_with_path(tree)
         found: dict[np.dtype[Any], dict[str, slice]] = {kind: {} for kind in self._kinds()}
-        at = dict.fromkeys(self._kinds(), 0)
-        for (path, _), (shape, dtype) in zip(paths, self.leaves, strict=True):
-            kind, size = _kind(dtype), int(np.prod(shape))
-            found[kind][jax.tree_util.keystr(path)] = slice(at[kind], at[kind] + size)
-            at[kind] += size
+        for (path, _), (kind, span) in zip(paths, self._spans(), strict=True):
+            found[kind][jax.tree_util.keystr(path)] = span
         return list(found.values())
+
+    def _spans(self) -> Iterator[tuple[np.dtype[Any], slice]]:
+        """Yield the type of the flat array that each leaf is in, and where it is there."""
+        at = dict.fromkeys(self._kinds(), 0)
+        for shape, dtype in self.leaves:
+            kind, size = _kind(dtype), int(np.prod(shape))
+            yield kind, slice(at[kind], at[kind] + size)
+            at[kind] += size
 
     def _kinds(self) -> list[np.dtype[Any]]:
         """Return the types of the flat arrays, the widest first."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.files import why_unwritten
@@ -99,37 +100,42 @@ class _Writing:
 
 
 class CheckpointWriter:
-    """One chip's side of the checkpoints in a folder; call its methods from one thread only.
+    """One chip's side of the checkpoints of a job; without `saving` it writes none.
 
-    Calls `on_saved(step, at)` for each checkpoint whose shard 0 this chip has written, unless it
-    found that not all shards are in one folder. Failures are reported likewise, at the next call.
+    Call its methods from one thread only. Calls `on_saved(step, at)` for each checkpoint whose
+    shard 0 this chip has written, unless it found that not all shards are in one folder; by default
+    it tells the coordinator. Failures are reported likewise, at the next call.
     """
 
     def __init__(
         self,
-        saving: Saving,
+        saving: Saving | None,
         framework: Framework,
         failures: WriteFailures,
-        on_saved: OnSaved,
+        environment: WorkerEnvironment,
         owner: FolderOwner | None = None,
+        *,
+        on_saved: OnSaved | None = None,
     ) -> None:
         self._saving = saving
         self._framework = framework
         self._failures = failures
-        self._on_saved = on_saved
+        self._environment = environment
         self._owner = owner
+        self._on_saved = on_saved or self._announce
         self.missing: list[int] = []  # steps whose shard this chip could not write
-        self.right_until: int | None = None  # later checkpoints may hold wrong numbers
+        self._right_until: int | None = None  # later checkpoints may hold wrong numbers
         self._writing: _Writing | None = None
         self._last: _Save | None = None  # begun last; None if that failed
         self._before: _Save | None = None  # the one before it, not checked yet
         self._unreadable: set[int] = set()  # steps whose checkpoints turned out to be damaged
 
-    def is_due(self, step: int) -> bool:
-        """Return whether to write a checkpoint after this step."""
-        return self._saving.is_due(step)
+    @property
+    def folder(self) -> str:
+        """The folder of the checkpoints, wherever a process looks from; empty if there is none."""
+        return str(self._saving.folder.absolute()) if self._saving else ""
 
-    def begin(
+    def save(
         self,
         state: Callable[[], State],
         *,
@@ -138,8 +144,20 @@ class CheckpointWriter:
         shard: int,
         n_shards: int,
         origin: Callable[[], Origin] = lambda: NO_ORIGIN,
+        is_last: bool = False,
+        right_until: int | None = None,
     ) -> None:
-        """Copy this chip's shard and begin to write it, once the one before is written."""
+        """Begin to write this chip's shard of a checkpoint, if one is due after this step.
+
+        One is always due after the last step of a job: who resumes it has nothing to do again. The
+        shard is copied now, and written once the one before is.
+        """
+        if self._saving is None:
+            return
+        self._right_until = right_until
+        self.note_step(step, generation)
+        if not (is_last or self._saving.is_due(step)):
+            return
         self.wait()
         place = {"step": step, "shard": shard, "n_shards": n_shards}
         try:
@@ -148,21 +166,21 @@ class CheckpointWriter:
             self._report(step, str(error))
             return
         self._before, self._last = self._last, _Save(step, generation, shard)
-        self._writing = _Writing(self._last, lambda: self._write(cut))
+        folder, keep = self._saving.folder, self._saving.keep
+        self._writing = _Writing(self._last, lambda: self._write(folder, keep, cut))
 
-    def _write(self, shard: Shard) -> None:
+    def _write(self, folder: Path, keep: int, shard: Shard) -> None:
         """Write a shard; the chip with shard 0 deletes old checkpoints. Runs in a thread."""
-        folder = self._saving.folder
         if self._owner is not None:
             self._owner.claim(folder)
         checkpoint.write_shard(folder, shard)
         if shard.number == 0:
             with suppress(OSError):  # what could not be deleted now is deleted next time
-                keep, right_until = self._saving.keep, self.right_until
+                right_until = self._right_until
                 checkpoint.prune(folder, keep, newest=shard.step, right_until=right_until)
 
     def note_step(self, step: int, generation: int) -> None:
-        """Report what was written meanwhile; call it after each step, before `begin`."""
+        """Report what was written meanwhile; `save` calls it after each step."""
         self._check_before(step, generation)
         if self._writing is not None and self._writing.is_done:
             self.wait()
@@ -199,7 +217,7 @@ class CheckpointWriter:
         the last one was begun, all chips of the generation have written the one before it.
         """
         before, last = self._before, self._last
-        if before is None or last is None or step <= last.step:
+        if self._saving is None or before is None or last is None or step <= last.step:
             return
         self._before = None
         if generation == 0 or last.shard != 0 or before.generation != generation:
@@ -211,13 +229,18 @@ class CheckpointWriter:
 
     def newest(self, at_most: int | None = None) -> int | None:
         """Return the step of the newest complete checkpoint not known to be damaged, or None."""
+        if self._saving is None:
+            return None
         return newest_complete(self._saving.folder, without=self._unreadable, at_most=at_most)
 
     def set_aside(self, after: int) -> None:
-        """Let no job read the checkpoints after a step any more; what is being written is over.
+        """Let no job read the checkpoints after a step any more.
 
         If the disk does not let it, this job does not read them, and says which ones they are.
         """
+        if self._saving is None:
+            return
+        self.wait()
         left = checkpoint.set_aside(self._saving.folder, after)
         if left:
             self._unreadable |= left.keys()
@@ -231,92 +254,12 @@ class CheckpointWriter:
         Raises:
             CheckpointDamageError: it cannot be read.
         """
+        assert self._saving is not None, "no checkpoint was announced"
         try:
             return checkpoint.read_step(self._saving.folder, step, self._framework)
         except CheckpointDamageError:
             self._unreadable.add(step)
             raise
-
-
-class StepSaving:
-    """One chip's part of the checkpoints of a job; without `saving` it writes none."""
-
-    def __init__(
-        self,
-        saving: Saving | None,
-        framework: Framework,
-        failures: WriteFailures,
-        environment: WorkerEnvironment,
-        owner: FolderOwner | None = None,
-    ) -> None:
-        self._saving, self._environment = saving, environment
-        self._writer = (
-            CheckpointWriter(saving, framework, failures, self._announce, owner) if saving else None
-        )
-
-    @property
-    def folder(self) -> str:
-        """The folder of the checkpoints, wherever a process looks from; empty if there is none."""
-        return str(self._saving.folder.absolute()) if self._saving else ""
-
-    def save(
-        self,
-        state: Callable[[], State],
-        *,
-        step: int,
-        generation: int,
-        shard: int,
-        n_shards: int,
-        origin: Callable[[], Origin],
-        is_last: bool,
-        right_until: int | None = None,
-    ) -> None:
-        """Begin to write this chip's shard of a checkpoint, if one is due after this step.
-
-        One is always due after the last step of a job: who resumes it has nothing to do again.
-        """
-        if self._writer is None:
-            return
-        self._writer.right_until = right_until
-        self._writer.note_step(step, generation)
-        if is_last or self._writer.is_due(step):
-            self._writer.begin(
-                state,
-                step=step,
-                generation=generation,
-                shard=shard,
-                n_shards=n_shards,
-                origin=origin,
-            )
-
-    def finish(self) -> None:
-        """Wait until the checkpoint that is being written is on disk."""
-        if self._writer is not None:
-            self._writer.wait()
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The steps whose checkpoints lack this chip's part, because it could not be written."""
-        return tuple(self._writer.missing) if self._writer else ()
-
-    def newest(self, at_most: int | None = None) -> int | None:
-        """Return the step of the newest complete checkpoint not known to be damaged, or None."""
-        return self._writer.newest(at_most) if self._writer else None
-
-    def set_aside(self, after: int) -> None:
-        """Let no job read the checkpoints after a step any more."""
-        if self._writer is not None:
-            self._writer.wait()
-            self._writer.set_aside(after)
-
-    def load(self, step: int) -> Loaded:
-        """Return the state of a step.
-
-        Raises:
-            CheckpointDamageError: it cannot be read.
-        """
-        assert self._writer is not None, "no checkpoint was announced"
-        return self._writer.load(step)
 
     def _announce(self, step: int, at: float) -> None:
         """Report a checkpoint that was written at a time."""

@@ -15,7 +15,7 @@ from meshmend.topology.tiles import box_colour
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import Damage, Loaded, Saving
-from meshmend.train.state.checkpoint_writer import StepSaving, WriteFailures
+from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
 from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume
 from meshmend.train.state.shards import Origin, State
 from meshmend.train.state.torch_state import TORCH
@@ -31,7 +31,7 @@ class TileCheckpoints:
         self._began_at: int | None = None  # the step of the checkpoint that the job began with
         self._environment = environment
         self._owner = folder_owner(saving, self.resume, environment.run_id)
-        self._saving = StepSaving(
+        self._saving = CheckpointWriter(
             saving, TORCH, WriteFailures(environment), environment, self._owner
         )
 
@@ -85,7 +85,7 @@ class TileCheckpoints:
 
     def finish(self) -> None:
         """Wait until what is being written is on disk."""
-        self._saving.finish()
+        self._saving.wait()
 
     def newest(self) -> int | None:
         """Return the step of the newest complete checkpoint not known to be damaged, or None."""
