@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meshmend.planning.plan import Plan
     from meshmend.planning.progress import ProgressCallback
     from meshmend.planning.target import Target
-    from meshmend.topology.failures import Chip
+    from meshmend.topology.failures import Chip, format_chip
     from meshmend.topology.mesh import Mesh
     from meshmend.topology.tiles import Tiling
 
@@ -148,7 +148,7 @@ def show_command(
         return
     _print_facts(broken, facts, tiling)
     for path in routes:
-        print(f"route        {' '.join(','.join(map(str, chip)) for chip in path)}")
+        print(f"route        {' '.join(format_chip(chip) for chip in path)}")
     if output is not None:
         print(f"written      {output}")
 

@@ -18,7 +18,7 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.lab.testbed.bed import Testbed
-    from meshmend.topology.failures import Chip
+    from meshmend.topology.failures import Chip, format_chip
 
 app = command_group(
     "A real mesh network out of Linux network namespaces: make it, break it, mend it.",
@@ -368,7 +368,7 @@ def _print_bed(bed: "Testbed", *, as_json: bool) -> None:
     until = f"process {facts['owner']} ends" if facts["owner"] else "taken down"
     owner = "root" if not bed.is_user else "a user namespace"
     first, last = (
-        f"{chip['address']} ({','.join(map(str, chip['chip']))})" for chip in (chips[0], chips[-1])
+        f"{chip['address']} ({format_chip(chip['chip'])})" for chip in (chips[0], chips[-1])
     )
     n_slow = sum(link["speed"] < 1 for link in links)
     slow = f", {n_slow} of them slower" if n_slow else ""

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from meshmend.errors import InputError
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.tiles import Tiling
@@ -84,7 +84,7 @@ def live_mesh(mesh: Mesh, devices: Sequence[Device] | None = None) -> Mesh:
         )
     present = {_chip_of(device, mesh) for device in devices}
     missing = [chip for chip in mesh.live if chip not in present]
-    return mesh.without(*(",".join(map(str, chip)) for chip in missing))
+    return mesh.without(*(format_chip(chip) for chip in missing))
 
 
 def _have_places(devices: Sequence[Device]) -> bool:

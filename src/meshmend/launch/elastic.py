@@ -63,7 +63,7 @@ from meshmend.planning.environment import Environment
 from meshmend.planning.plan_cache import plan_losses
 from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
 from meshmend.planning.settings import settings_of
-from meshmend.topology.failures import Chip, Failure, Link
+from meshmend.topology.failures import Chip, Failure, Link, format_chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.train.core.worker_environment import coordinator_client
@@ -717,7 +717,7 @@ class JobProcesses:
             n_threads=job.n_threads,
         )
         self.workers[chip] = self.supervisor.fork(
-            f"[{','.join(map(str, chip))}] ",
+            f"[{format_chip(chip)}] ",
             lambda pipes, parent: work(job.body, place, pipes, parent),
         )
 

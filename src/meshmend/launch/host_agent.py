@@ -40,7 +40,7 @@ from meshmend.launch.supervisor import (
 )
 from meshmend.launch.worker import Place, elastic_rank, torchrun_variables, work
 from meshmend.planning.environment import Environment
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_chip
 from meshmend.train.state.checkpoint import SAVE_NOTICE
 
 _POLICY: Final = RestartPolicy(first_s=0.1, longest_s=10.0, most_failures=5)
@@ -127,7 +127,7 @@ class _Agent:
         )
         body = _with_exit_codes(self._host.body)
         return self._supervisor.fork(
-            f"[{','.join(map(str, chip))}] ",
+            f"[{format_chip(chip)}] ",
             lambda pipes, parent: work(body, place, pipes, parent),
         )
 

@@ -45,7 +45,7 @@ from meshmend.planning.environment import Environment
 from meshmend.planning.settings import settings_of
 from meshmend.processes import without_garbage
 from meshmend.scratch import scratch_folder
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.transport.event_loop import load_event_loop
@@ -128,7 +128,7 @@ class _Workers:
             n_threads=self._n_threads,
         )
         process = self.supervisor.fork(
-            f"[{','.join(map(str, chip))}] ",
+            f"[{format_chip(chip)}] ",
             lambda pipes, parent: work(script_body(self._script), place, pipes, parent),
         )
         self._ranks[process.pid] = rank, chip

@@ -26,7 +26,7 @@ from meshmend.membership.job_status import (
     SlowPart,
 )
 from meshmend.membership.moving_rate import MovingRate
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_chip
 
 _WINDOW_S: Final = 10.0  # of the rates
 _N_LAST: Final = 10
@@ -111,7 +111,7 @@ class Recovery:
 
 
 def _slow_chip(chip: Chip) -> str:
-    return f"chip {','.join(map(str, chip))}"
+    return f"chip {format_chip(chip)}"
 
 
 def _rounded(seconds: float | None) -> float | None:

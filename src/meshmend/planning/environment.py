@@ -27,7 +27,7 @@ from meshmend.config import (
 )
 from meshmend.errors import InputError, TopologyError
 from meshmend.planning.settings import Settings, settings_of
-from meshmend.topology.failures import Chip, board_shape, format_shape, parse_shape
+from meshmend.topology.failures import Chip, board_shape, format_chip, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.transport.listener import Address
@@ -121,7 +121,7 @@ class Environment:
         host, port = self.coordinator or ("", 0)
         return {
             **self.config.variables(),
-            CHIP.name: ",".join(map(str, self.chip or ())),
+            CHIP.name: format_chip(self.chip or ()),
             COORDINATOR.name: f"{host}:{port}" if host else "",
             PLAN_AHEAD.name: "1" if self.plans_ahead else "",
             INJECT.name: "\n".join(self.faults),
@@ -173,8 +173,9 @@ def _board(text: str) -> tuple[int, ...]:
 
 def _check_on_mesh(chip: Chip | None, board: tuple[int, ...] | None, mesh: Mesh) -> None:
     if chip is not None and chip not in mesh:
-        written = ",".join(map(str, chip))
-        raise InputError(f"{CHIP.name} needs a chip of {mesh} such as 0,1, but got {written!r}")
+        raise InputError(
+            f"{CHIP.name} needs a chip of {mesh} such as 0,1, but got {format_chip(chip)!r}"
+        )
     if board is not None and (len(board) != len(mesh.shape) or min(board) < 1):
         like = format_shape(board_shape(len(mesh.shape)))
         raise InputError(

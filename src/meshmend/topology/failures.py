@@ -50,7 +50,7 @@ class Block:
         return itertools.product(*(range(first, first + size) for first, size in spans))
 
     def __str__(self) -> str:
-        at = ",".join(map(str, self.origin))
+        at = format_chip(self.origin)
         return at if math.prod(self.shape) == 1 else f"{format_shape(self.shape)}@{at}"
 
 
@@ -74,7 +74,7 @@ class Link:
         return cls(min(one, other), max(one, other))
 
     def __str__(self) -> str:
-        return f"link:{','.join(map(str, self.first))}-{','.join(map(str, self.second))}"
+        return f"link:{format_chip(self.first)}-{format_chip(self.second)}"
 
 
 Failure = Block | Link
@@ -188,6 +188,11 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if 0 in shape:
         raise ValueError(text)
     return shape
+
+
+def format_chip(chip: Chip) -> str:
+    """Return a chip as options and files have it: `0,3`."""
+    return ",".join(map(str, chip))
 
 
 def format_shape(shape: tuple[int, ...]) -> str:

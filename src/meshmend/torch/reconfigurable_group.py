@@ -31,7 +31,7 @@ from meshmend.config import CHIP
 from meshmend.errors import MeshmendError, ReconfigureError, StalledError
 from meshmend.planning.environment import Environment
 from meshmend.planning.settings import Settings
-from meshmend.topology.failures import Chip, parse_failure
+from meshmend.topology.failures import Chip, format_chip, parse_failure
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
@@ -91,7 +91,7 @@ def parse_handles(texts: Sequence[str], mine: str) -> list[GroupHandle]:
     handles = [_parsed(text) for text in texts]
     own = _parsed(mine)
     for at, handle in enumerate(handles):
-        chip = _words(handle.chip)
+        chip = format_chip(handle.chip)
         if handle.job != own.job:
             raise ReconfigureError(
                 f"reconfigure needs handles of one job, but handle {at} (chip {chip}) is of another"
@@ -110,8 +110,8 @@ def parse_handles(texts: Sequence[str], mine: str) -> list[GroupHandle]:
     if mine not in texts:
         raise ReconfigureError(
             f"reconfigure needs this rank's own handle among the {len(texts)}, but chip "
-            f"{_words(own.chip)} has none; take it from _get_reconfigure_handle() after the last "
-            "reconfigure"
+            f"{format_chip(own.chip)} has none; take it from _get_reconfigure_handle() after the "
+            "last reconfigure"
         )
     return handles
 
@@ -129,7 +129,8 @@ def mesh_of(handles: Sequence[GroupHandle]) -> Mesh:
         links = (parse_failure(link) for handle in handles for link in handle.links)
         if outside := sorted(chip for chip in chips if chip not in whole):
             raise ReconfigureError(
-                f"reconfigure needs chips of the mesh {whole}, but got chip {_words(outside[0])}"
+                f"reconfigure needs chips of the mesh {whole}, but got chip "
+                f"{format_chip(outside[0])}"
             )
         holes = frozenset(itertools.product(*map(range, whole.shape))) - chips
         mesh = replace(whole, failed=holes).without(*links)
@@ -293,7 +294,7 @@ class ReconfigurableGroup(MeshmendGroup):
                 store.wait(wanted, timeout)
             except RuntimeError:  # a file's store knows no better word for a timeout
                 missing = [
-                    _words(chip)
+                    format_chip(chip)
                     for chip, key in zip(chips, keys, strict=True)
                     if not store.check([key])
                 ]
@@ -361,7 +362,3 @@ def _parsed(text: str) -> GroupHandle:
         return msgspec.json.decode(text, type=GroupHandle)
     except msgspec.DecodeError as error:
         raise ReconfigureError(f"{_NO_HANDLE} {text[:_SHOWN]!r}: {error}") from None
-
-
-def _words(chip: Chip) -> str:
-    return ",".join(map(str, chip))

@@ -50,7 +50,7 @@ from meshmend.planning.settings import Settings
 from meshmend.planning.target import Target
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.table import Schedule
-from meshmend.topology.failures import format_shape
+from meshmend.topology.failures import format_chip, format_shape
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.text import parse_tile
 from meshmend.topology.tiles import Tiling, box_tiling
@@ -172,7 +172,7 @@ def _without_spares(tiling: Tiling, *, may_be: bool) -> Tiling:
         return tiling
     name = format_shape(tiling.shape)
     if not may_be:
-        shown = "; ".join(",".join(map(str, chip)) for chip in left[:_SHOWN_CHIPS])
+        shown = "; ".join(format_chip(chip) for chip in left[:_SHOWN_CHIPS])
         more = f" and {len(left) - _SHOWN_CHIPS} more" if len(left) > _SHOWN_CHIPS else ""
         raise InputError(
             f"tiles of {name} leave {counted(len(left), 'chip')} of {tiling.mesh} in no tile: "

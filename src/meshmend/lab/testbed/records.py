@@ -23,7 +23,7 @@ from typing import Any
 
 from meshmend.config import TESTBED_DIR
 from meshmend.errors import TestbedError
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
 
@@ -79,7 +79,7 @@ def record_of(mesh: Mesh, **fields: Any) -> Record:
 
 def way_of(source: Chip, goal: Chip) -> str:
     """Return one way of a link in words: 0,0>0,1."""
-    return ">".join(",".join(map(str, chip)) for chip in (source, goal))
+    return ">".join(format_chip(chip) for chip in (source, goal))
 
 
 def start_time(process: int) -> int | None:

@@ -15,7 +15,7 @@ from meshmend.membership.job_status import (
     JobPhase,
     JobStatus,
 )
-from meshmend.topology.failures import Chip, format_shape
+from meshmend.topology.failures import Chip, format_chip, format_shape
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -135,7 +135,7 @@ def _recoveries(counts: Iterable[int], total_s: float) -> Family:
 
 def _about_links(sent: SentBytes) -> Iterator[Family]:
     pairs = [
-        ("", {"chip": _chip_text(chip), "peer": _chip_text(peer)}, float(n_bytes))
+        ("", {"chip": format_chip(chip), "peer": format_chip(peer)}, float(n_bytes))
         for chip, by_peer in sorted(sent.items())
         for peer, n_bytes in sorted(by_peer.items())
     ]
@@ -143,10 +143,6 @@ def _about_links(sent: SentBytes) -> Iterator[Family]:
     yield _counter("sent_bytes_total", _SENT, total)
     if pairs and len(pairs) <= _MOST_LINKS:
         yield Family("meshmend_link_sent_bytes_total", "counter", _SENT, tuple(pairs))
-
-
-def _chip_text(chip: Chip) -> str:
-    return ",".join(map(str, chip))
 
 
 def _gauge(name: str, help_text: str, value: float) -> Family:

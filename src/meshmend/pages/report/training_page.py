@@ -66,7 +66,7 @@ from meshmend.pages.report.training_run import (
     samples_per_s,
     smoothing_s,
 )
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_tile
 from meshmend.units import counted
@@ -514,7 +514,7 @@ def lanes(mesh: Mesh, tile: str = "") -> tuple[Lane, ...]:
     everywhere = list(itertools.product(*map(range, mesh.shape)))
     if len(everywhere) > MAX_LANES:
         return ()
-    return tuple(Lane(f"chip {_place(chip)}", frozenset([chip])) for chip in everywhere)
+    return tuple(Lane(f"chip {format_chip(chip)}", frozenset([chip])) for chip in everywhere)
 
 
 def periods(run: TrainingRun) -> Iterator[tuple[RunGeneration, float, float]]:
@@ -532,7 +532,7 @@ def _parts(mesh: Mesh, shape: tuple[int, ...], name: str) -> tuple[Lane, ...]:
             range(at, min(at + part, extent))
             for at, part, extent in zip(corner, shape, mesh.shape, strict=True)
         ]
-        result.append(Lane(f"{name} {_place(corner)}", frozenset(itertools.product(*lines))))
+        result.append(Lane(f"{name} {format_chip(corner)}", frozenset(itertools.product(*lines))))
     return tuple(result)
 
 
@@ -568,7 +568,3 @@ def lane_keys(run: TrainingRun, shown: tuple[Lane, ...]) -> list[Key]:
         FAILED_FILL: "failed",
     }
     return [Key(SOFT_INK, words, fill=fill) for fill, words in names.items() if fill in seen]
-
-
-def _place(chip: Chip) -> str:
-    return ",".join(map(str, chip))

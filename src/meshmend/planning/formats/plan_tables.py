@@ -7,7 +7,7 @@ from typing import Any
 
 from meshmend.planning.plan import Plan
 from meshmend.schedule.table import REDUCE
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_chip
 from meshmend.topology.text import mesh_words
 
 NEXT_HOP_FORMAT = "meshmend-next-hop"
@@ -39,7 +39,7 @@ def plan_csv(plan: Plan) -> str:
             (
                 row,
                 phases[phase_of[row]] if phase_of[row] >= 0 else "",
-                *(src, _words(mesh.live[src]), dst, _words(mesh.live[dst])),
+                *(src, format_chip(mesh.live[src]), dst, format_chip(mesh.live[dst])),
                 *(lo, hi - 1, float(schedule.cuts[lo]), float(schedule.cuts[hi])),
                 "reduce" if schedule.op[row] == REDUCE else "copy",
                 len(routes.path(mesh, src, dst)) - 1 if src != dst else 0,
@@ -81,7 +81,3 @@ def next_hop_tables(plan: Plan) -> dict[str, Any]:
             for rank, chip in enumerate(mesh.live)
         ],
     }
-
-
-def _words(chip: Chip) -> str:
-    return ",".join(map(str, chip))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import median, median_low
 from typing import Final
 
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_chip
 from meshmend.train.data.samples import FULL_SPEED, Speeds
 
 EQUAL, BY_SPEED = "equal", "speed"
@@ -113,7 +113,7 @@ class ChipSpeeds:
     def state(self) -> str:
         """Return the speeds as a text for the training state: `0,1=33 2,3=50`."""
         slow = sorted(self._slow.items())
-        return " ".join(f"{','.join(map(str, chip))}={speed}" for chip, speed in slow)
+        return " ".join(f"{format_chip(chip)}={speed}" for chip, speed in slow)
 
     def load(self, progress: Mapping[str, object]) -> None:
         """Take the speeds of another chip or of a checkpoint; one of equal shares has none."""

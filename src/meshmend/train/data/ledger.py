@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, format_chip
 from meshmend.train.data.samples import Indices, Order, Share, StreamOrder, checksum
 
 VERSION: Final = 2  # of the format
@@ -57,7 +57,7 @@ class Ledger:
         if folder is None:
             return
         n_samples, seed = (order.n_samples, order.seed) if order else (0, 0)
-        head = f"ledger {VERSION} {','.join(map(str, chip))} {n_samples} {seed} "
+        head = f"ledger {VERSION} {format_chip(chip)} {n_samples} {seed} "
         self._errno_at = len(head)
         self._head = f"{head}{0:03d}\n"
         try:
