@@ -138,7 +138,7 @@ def n_notes_of(settings: JobSettings) -> int:
     There is a place for each chip of the mesh, whichever live: so sums always have the same sizes.
     """
     environment = worker_environment()
-    is_needed = (settings.shares or environment.shares) == BY_SPEED
+    is_needed = (settings.shares or environment.settings.shares) == BY_SPEED
     return environment.whole.n_live if is_needed and environment.identity is not None else 0
 
 
@@ -159,11 +159,12 @@ class JobCore:
         self._learner, self._settings = learner, settings
         self._order = settings.order()
         every = settings.check_shares
-        every = self._environment.check_shares if every is None else every
+        every = self._environment.settings.check_shares if every is None else every
         check_settings(every, settings.policy)
-        shares = settings.shares or self._environment.shares
+        shares = settings.shares or self._environment.settings.shares
         check_choice("shares", shares, SHARES)
-        self._on_wrong_result = settings.on_wrong_result or self._environment.on_wrong_result
+        usual = self._environment.settings.on_wrong_result
+        self._on_wrong_result = settings.on_wrong_result or usual
         check_choice("on_wrong_result", self._on_wrong_result, ON_WRONG_RESULT)
 
         failures = WriteFailures(self._environment)
@@ -704,7 +705,7 @@ class JobCore:
 
     def _report(self, batch: int) -> None:
         """Report a step that is done."""
-        if self._environment.checks:
+        if self._environment.settings.check_every_step:
             self._write_state_hash()
         if self._loop is not None:
             self._loop.note_step()

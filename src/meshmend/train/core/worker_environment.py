@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
-from meshmend.config import CHIP, MESH, SECRET
+from meshmend.config import CHIP, MESH, SECRET, RunConfig
 from meshmend.errors import InputError
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
@@ -45,12 +45,8 @@ class WorkerEnvironment:
     exchange_settings: ExchangeSettings = field(default_factory=lambda: ExchangeSettings(b""))
     run_dir: Path | None = None
     faults: tuple[Fault, ...] = ()
-    checks: bool = False
-    ready_dir: Path | None = None
     board: tuple[int, ...] = (1,)
-    check_shares: int = 0
-    on_wrong_result: str = "restore"
-    shares: str = "equal"
+    settings: RunConfig = field(default_factory=RunConfig)
 
     def run_id(self) -> str:
         """Return a name of this run, the same on all its workers; that of a lone one is random.
@@ -109,12 +105,8 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
         exchange_settings=_exchange_settings(environment, settings),
         run_dir=environment.run_dir,
         faults=tuple(parse_fault(text, whole) for text in environment.faults),
-        checks=config.job.check_every_step,
-        ready_dir=Path(config.job.ready_dir) if config.job.ready_dir else None,
         board=environment.board or board_shape(len(whole.shape)),
-        check_shares=config.job.check_shares,
-        on_wrong_result=config.job.on_wrong_result,
-        shares=config.job.shares,
+        settings=config.job,
     )
 
 
@@ -151,7 +143,8 @@ def coordinator_client() -> CoordinatorClient:
     environment = worker_environment()
     identity = environment.identity
     assert identity is not None, "this process trains alone"
-    ready = ReadyFile(environment.ready_dir, environment.chip)
+    folder = environment.settings.ready_dir
+    ready = ReadyFile(Path(folder) if folder else None, environment.chip)
     return CoordinatorClient(identity, on_status=ready.update)
 
 

@@ -458,7 +458,7 @@ class ElasticGroup:
         self._links = exchange.found_speeds(self._links)
         self._has_captured = False
         self._ledger.write_done(self.step_number, loop.number, self.position(self.step_number))
-        if self._environment.checks:
+        if self._environment.settings.check_every_step:
             self._write_state_hash()
         loop.note_step()
         is_first, self._reported = self._reported != loop.number, loop.number
@@ -1039,12 +1039,12 @@ def _check_environment(environment: WorkerEnvironment) -> None:
             f"--inject {found[0].words!r} needs a job of meshmend.train.Job or JaxJob; an "
             "elastic group knows nothing of what its loop computes"
         )
-    if environment.shares != "equal":
+    if environment.settings.shares != "equal":
         raise InputError(
-            f"{SHARES.name}={environment.shares} needs a meshmend.train.Job or a JaxJob; the "
-            "loop of an elastic group, or of a job of tiles, chooses its own samples"
+            f"{SHARES.name}={environment.settings.shares} needs a meshmend.train.Job or a JaxJob; "
+            "the loop of an elastic group, or of a job of tiles, chooses its own samples"
         )
-    if environment.check_shares:
+    if environment.settings.check_shares:
         raise InputError(
             f"{CHECK_SHARES.name} needs a meshmend.train.Job or a JaxJob, whose chips hold "
             "the whole model; an elastic group, or a job of tiles, cannot compute shares twice"
