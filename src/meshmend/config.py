@@ -866,85 +866,71 @@ class Command:
         return key in self.options or key in self.reads or group in self.reads
 
 
-_MESH = ("mesh.shape", "mesh.wrap", "mesh.fail", "mesh.slow")
-_PROCESS = (*_MESH, "mesh.board", "job.name", "job.secret_file")
-_WORKER_TIMING = ("timing.link_timeout", "timing.join_timeout", "timing.wait_for_chip")
-_WORKER = Command(
-    options=(*_PROCESS, "job.run_dir", "sums.algorithm", "sums.fabric", "sums.bind"),
-    reads=("job", "sums", *_WORKER_TIMING),
+def _keys(*texts: str) -> tuple[str, ...]:
+    return tuple(key for text in texts for key in text.split())
+
+
+_MESH: Final = "mesh.shape mesh.wrap mesh.fail mesh.slow"
+_PROCESS: Final = f"{_MESH} mesh.board job.name job.secret_file"
+_CHECKS: Final = "job.check_shares job.on_wrong_result job.shares"
+_SLURM: Final = "hosts.block slurm.per_chip slurm.port slurm.sbatch"
+_JOIN: Final = "timing.join_timeout timing.wait_for_chip"  # of workers alone
+_WORKER: Final = Command(
+    _keys(_PROCESS, "job.run_dir sums.algorithm sums.fabric sums.bind"),
+    reads=_keys("job sums timing.link_timeout", _JOIN),
 )
-_SLURM = ("hosts.block", "slurm.per_chip", "slurm.port", "slurm.sbatch")
-_KUBERNETES = Command(
-    options=(
-        *("mesh.shape", "mesh.wrap", "mesh.board", "hosts.block", "job.run_dir"),
-        *("kubernetes.image", "kubernetes.namespace", "kubernetes.secret", "kubernetes.cpu"),
-        *("kubernetes.memory", "kubernetes.chips_resource", "kubernetes.mount"),
+_KUBERNETES: Final = Command(
+    _keys(
+        "mesh.shape mesh.wrap mesh.board hosts.block job.run_dir kubernetes.image",
+        "kubernetes.namespace kubernetes.secret kubernetes.cpu kubernetes.memory",
+        "kubernetes.chips_resource kubernetes.mount",
     ),
-    reads=("sums", "timing", "kubernetes", "job.check_shares", "job.on_wrong_result", "job.shares"),
+    reads=_keys("sums timing kubernetes", _CHECKS),
 )
 COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command(
-        options=(
-            *(
-                *_MESH,
-                "training.framework",
-                "training.size",
-                "training.norm",
-                "training.data",
-                "training.steps",
-            ),
-            *("training.batch", "training.lr", "training.optimizer", "sharding.optimizer"),
-            *("training.master_weights", "training.tile", "job.check_every_step"),
-            *("job.check_shares", "job.on_wrong_result", "job.shares", "sums.checksum"),
-            *("training.seed", "local.inject", "sums.algorithm", "local.testbed", "job.run_dir"),
-            *("saving.every", "saving.resume"),
+        _keys(
+            _MESH,
+            "training.framework training.size training.norm training.data training.steps",
+            "training.batch training.lr training.optimizer sharding.optimizer",
+            "training.master_weights training.tile job.check_every_step",
+            _CHECKS,
+            "sums.checksum training.seed local.inject sums.algorithm local.testbed job.run_dir",
+            "saving.every saving.resume",
         ),
-        reads=("mesh", "job", "sums", "timing", "training", "saving", "sharding", "local"),
+        reads=_keys("mesh job sums timing training saving sharding local"),
     ),
     "run": Command(
-        options=(
-            *(
-                *_MESH,
-                "sums.algorithm",
-                "sums.fabric",
-                "local.preload",
-                "local.testbed",
-                "local.inject",
-            ),
-            *(
-                "job.run_dir",
-                "job.check_shares",
-                "job.on_wrong_result",
-                "job.shares",
-                "sums.checksum",
-            ),
+        _keys(
+            _MESH,
+            "sums.algorithm sums.fabric local.preload local.testbed local.inject job.run_dir",
+            _CHECKS,
+            "sums.checksum",
         ),
-        reads=("mesh", "job", "sums", "timing", "local"),
+        reads=_keys("mesh job sums timing local"),
     ),
     "coordinator": Command(
-        (*_PROCESS, "job.run_dir"),
-        reads=tuple(
-            key for key in LEAVES if key.startswith("timing.") and key not in _WORKER_TIMING[1:]
-        ),
+        _keys(_PROCESS, "job.run_dir"),
+        reads=tuple(key for key in LEAVES if key.startswith("timing.") and key not in _keys(_JOIN)),
     ),
     "worker": _WORKER,
     "agent": Command((*_WORKER.options, "hosts.block"), _WORKER.reads),
     "submit slurm": Command(
-        (*_MESH, "mesh.board", "job.run_dir", *_SLURM, "slurm.time"),
-        reads=("sums", "timing", "job.check_shares", "job.on_wrong_result", "job.shares"),
+        _keys(_MESH, "mesh.board job.run_dir", _SLURM, "slurm.time"),
+        reads=_keys("sums timing", _CHECKS),
     ),
     "slurm-job": Command(
-        (*_MESH, "mesh.board", "job.run_dir", "job.secret_file", *_SLURM),
-        reads=("sums", "timing", "job.check_shares", "job.on_wrong_result", "job.shares"),
+        _keys(_MESH, "mesh.board job.run_dir job.secret_file", _SLURM),
+        reads=_keys("sums timing", _CHECKS),
     ),
     "submit job": _KUBERNETES,
     "submit jobset": _KUBERNETES,
     # No command: what `meshmend.launch.ray` reads.
     "ray": Command(
         options=(),
-        reads=(
-            *("mesh", "hosts", "sums", "timing", "job.name", "job.run_dir", "job.ready_dir"),
-            *("job.check_every_step", "job.check_shares", "job.on_wrong_result", "job.shares"),
+        reads=_keys(
+            "mesh hosts sums timing job.name job.run_dir job.ready_dir job.check_every_step",
+            _CHECKS,
         ),
     ),
 }
