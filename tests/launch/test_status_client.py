@@ -18,9 +18,10 @@ from meshmend.membership.messages import (
     AskStatus,
     Heartbeat,
     Message,
-    MessageChannel,
     Refused,
     StatusAnswer,
+    received_messages,
+    send_message,
 )
 from meshmend.membership.status_client import StatusQuestion, ask_job
 from meshmend.membership.status_responder import StatusResponder
@@ -208,10 +209,10 @@ def test_nobody_at_all_is_said_with_the_reason() -> None:
         ask_job(asked(("no-such-host.invalid", 7000)))
 
 
-def asker(address: Address) -> MessageChannel:
+def asker(address: Address) -> Channel:
     """Connect as one who asks."""
     deadline = Deadline(time.monotonic() + HANG_S)
-    return MessageChannel(Channel(dial(address, SECRET, ConnectRequest(ASKER, ANYONE), deadline)))
+    return Channel(dial(address, SECRET, ConnectRequest(ASKER, ANYONE), deadline))
 
 
 @pytest.mark.parametrize("of", ["coordinator", "worker"])
@@ -243,18 +244,18 @@ def test_askers_that_never_read_or_never_ask_hold_up_nobody(
         for number in range(80):
             channel = stack.enter_context(closing(asker(address)))
             if number % 2:
-                channel.send(AskStatus())
+                send_message(channel, AskStatus())
 
         assert ask_job(asked(address)).job == "ours"
 
 
 def test_a_worker_refuses_what_is_no_question(workers: list[FakeWorker]) -> None:
     with closing(asker(workers[0].address)) as channel:
-        channel.send(Heartbeat(1, 1))
+        send_message(channel, Heartbeat(1, 1))
         came: list[Message] = []
 
         def has_come() -> bool:
-            came.extend(channel.receive())
+            came.extend(received_messages(channel))
             return bool(came)
 
         until(has_come)

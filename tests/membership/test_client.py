@@ -11,10 +11,10 @@ from meshmend.membership.messages import (
     Alive,
     Heartbeat,
     Message,
-    MessageChannel,
     Report,
     Status,
     Welcome,
+    received_messages,
 )
 from meshmend.transport.channel import Channel
 from waiting import until
@@ -87,7 +87,7 @@ def test_what_a_connection_does_not_take_at_once_is_sent_when_it_does(
         ours = socket.create_connection(server.getsockname())
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         theirs, _ = server.accept()
-    channel = MessageChannel(Channel(ours))
+    channel = Channel(ours)
     monkeypatch.setattr(CoordinatorClient, "_connect", lambda client: channel)
     client = CoordinatorClient(IDENTITY)
     for number in range(N_REPORTS):
@@ -96,10 +96,10 @@ def test_what_a_connection_does_not_take_at_once_is_sent_when_it_does(
     until(lambda: channel.has_unsent)
 
     heard: list[Message] = []
-    other = MessageChannel(Channel(theirs))
+    other = Channel(theirs)
 
     def has_all() -> bool:
-        heard.extend(other.receive())
+        heard.extend(received_messages(other))
         return sum(isinstance(each, Report) for each in heard) == N_REPORTS
 
     until(has_all)

@@ -41,7 +41,6 @@ from meshmend.membership.messages import (
     Hello,
     MendLink,
     Message,
-    MessageChannel,
     Observe,
     Observed,
     Over,
@@ -53,6 +52,8 @@ from meshmend.membership.messages import (
     Wait,
     Welcome,
     encode_message,
+    received_messages,
+    send_message,
 )
 from meshmend.topology.failures import Chip, parse_link
 from meshmend.topology.text import parse_mesh
@@ -82,7 +83,7 @@ class Served:
         self._thread = threading.Thread(target=self._server.serve, daemon=True)
         self._thread.start()
         self._watcher = connected(self.address, OBSERVER)
-        self._watcher.send(Observe("ours"))
+        send_message(self._watcher, Observe("ours"))
         self.events: list[Observed] = []
         self._is_closed = False
 
@@ -90,7 +91,7 @@ class Served:
         """Return the first event of a kind, heard of since the last, and when it was."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            for message in self._watcher.receive():
+            for message in received_messages(self._watcher):
                 assert isinstance(message, Observed | Alive)
                 if isinstance(message, Observed):
                     self.events.append(message)
@@ -107,7 +108,7 @@ class Served:
 
     def ask(self, message: Message) -> None:
         """Ask something of the coordinator, as an observer."""
-        self._watcher.send(message)
+        send_message(self._watcher, message)
 
     @property
     def n_workers(self) -> int:
@@ -136,13 +137,9 @@ class Served:
             self._server.close()
 
 
-def raw_channel(address: Address, caller: int = 0) -> Channel:
+def connected(address: Address, caller: int = 0) -> Channel:
     deadline = Deadline(time.monotonic() + HANG_S)
     return Channel(dial(address, SECRET, ConnectRequest(caller, COORDINATOR), deadline))
-
-
-def connected(address: Address, caller: int = 0) -> MessageChannel:
-    return MessageChannel(raw_channel(address, caller))
 
 
 def hello(chip: Chip, *, status: Status | None = None, **changes: Any) -> Hello:
@@ -153,15 +150,14 @@ def hello(chip: Chip, *, status: Status | None = None, **changes: Any) -> Hello:
 
 def answer_to(address: Address, *frames: bytes) -> list[Message]:
     """Return all that the coordinator answers to a stranger until it hangs up."""
-    raw = raw_channel(address)
-    channel = MessageChannel(raw)
+    channel = connected(address)
     came: list[Message] = []
     deadline = time.monotonic() + HANG_S
     try:
         for frame in frames:
-            raw.send(frame)
+            channel.send(frame)
         while time.monotonic() < deadline:
-            came += channel.receive()
+            came += received_messages(channel)
             time.sleep(0.005)
     except ChannelError:
         return came
@@ -299,7 +295,7 @@ def test_garbage_and_silence_on_the_port_harm_nobody(
         with suppress(ConnectionResetError):
             assert stranger.recv(10) == b""
         stranger.close()
-        channel = raw_channel(impatient.address)  # knows the secret, and says nothing sensible
+        channel = connected(impatient.address)  # knows the secret, and says nothing sensible
         channel.send(b"hello")
         silent = answer_to(impatient.address)
         channel.close()
@@ -325,12 +321,12 @@ def test_a_worker_with_a_wrong_secret_is_refused_on_both_sides(
 def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(impatient: Served) -> None:
     others = tuple(chip for chip in MESH.live if chip != (0, 0))
     silent = connected(impatient.address)
-    silent.send(hello((0, 0)))
+    send_message(silent, hello((0, 0)))
     beats = threading.Event()
 
     def beat() -> None:
         while not beats.wait(0.05):
-            silent.send(Heartbeat(0, 0))
+            send_message(silent, Heartbeat(0, 0))
 
     threading.Thread(target=beat, daemon=True).start()
     with hands(impatient, others):
@@ -470,12 +466,12 @@ def test_a_worker_that_talks_nonsense_is_refused_and_its_chip_is_free_again(
 def test_a_coordinator_gives_signs_of_life_to_workers_and_observers() -> None:
     served = Served(timing=IMPATIENT)
     lines = [connected(served.address), connected(served.address, OBSERVER)]
-    lines[0].send(hello((0, 0)))
-    lines[1].send(Observe("ours"))
+    send_message(lines[0], hello((0, 0)))
+    send_message(lines[1], Observe("ours"))
 
-    def has_heard(line: MessageChannel) -> bool:
-        lines[0].send(Heartbeat(0, 0))
-        return any(isinstance(message, Alive) for message in line.receive())
+    def has_heard(line: Channel) -> bool:
+        send_message(lines[0], Heartbeat(0, 0))
+        return any(isinstance(message, Alive) for message in received_messages(line))
 
     until(lambda: has_heard(lines[0]))
     until(lambda: has_heard(lines[1]))
@@ -485,11 +481,11 @@ def test_a_coordinator_gives_signs_of_life_to_workers_and_observers() -> None:
 
 
 def test_a_worker_stays_with_a_coordinator_that_is_held_up() -> None:
-    calls: list[MessageChannel] = []
+    calls: list[Channel] = []
 
     def admit(connection: socket.socket, request: ConnectRequest) -> None:
-        calls.append(MessageChannel(Channel(connection)))
-        calls[-1].send(Welcome(0.2, 45.0))  # and not a word after it; its kernel answers
+        calls.append(Channel(connection))
+        send_message(calls[-1], Welcome(0.2, 45.0))  # and not a word after it; its kernel answers
 
     listener = Listener(
         listening("127.0.0.1"), SECRET, COORDINATOR, name="the coordinator", admit=admit
@@ -601,7 +597,7 @@ def test_a_worker_that_never_stops_talking_holds_up_nobody(served: Served) -> No
             made.pop(chip).close()
         while len(served.event(GenerationBegan).chips) != 6:
             pass
-        flooder = raw_channel(served.address)
+        flooder = connected(served.address)
         flooder.send(encode_message(hello((0, 3))))  # half a board: it waits
         flooding = threading.Thread(target=flood, args=(flooder, frames, is_over))
         flooding.start()
@@ -632,7 +628,7 @@ def test_an_observer_that_does_not_read_is_hung_up_on_before_memory_is_full(
         served.event(GenerationBegan)
         before = served.n_connections
         silent = connected(served.address, OBSERVER)
-        silent.send(Observe("ours"))
+        send_message(silent, Observe("ours"))
         until(lambda: served.n_connections == before + 1)
         saved = WorkerSaved((1, 1), 1, 2.5, "x" * 60_000)
         for _ in range(800):  # 48 MB, and at most 32 MiB are kept for one that does not read
@@ -647,7 +643,7 @@ def test_an_observer_that_does_not_read_is_hung_up_on_before_memory_is_full(
 def test_the_number_of_observers_has_a_limit(served: Served) -> None:
     watching = [connected(served.address, OBSERVER) for _ in range(31)]
     for observer in watching:
-        observer.send(Observe("ours"))
+        send_message(observer, Observe("ours"))
     with hands(served, ((0, 0),)):  # its hello is heard after theirs
         served.event(WorkerArrived)
         (answer,) = answer_to(served.address, encode_message(Observe("ours")))
@@ -663,8 +659,8 @@ def test_one_that_beats_and_never_says_who_it_is_is_refused(impatient: Served) -
 
     def hung_up() -> bool:
         try:
-            stranger.send(Heartbeat(0, 0))
-            came.extend(stranger.receive())
+            send_message(stranger, Heartbeat(0, 0))
+            came.extend(received_messages(stranger))
         except ChannelError:
             return True
         return bool(came)

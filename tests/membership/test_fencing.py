@@ -16,7 +16,7 @@ from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import CoordinatorSuperseded, Event, HistoryDropped
 from meshmend.membership.generation import Generation, Seat, term_after
 from meshmend.membership.job import JobSpec
-from meshmend.membership.messages import COORDINATOR, Hello, MessageChannel, Status
+from meshmend.membership.messages import COORDINATOR, Hello, Status, send_message
 from meshmend.membership.record_file import RecordFile
 from meshmend.topology.text import parse_mesh
 from meshmend.transport.channel import Channel
@@ -116,11 +116,9 @@ def test_steps_that_another_coordinator_led_are_dropped_with_an_event() -> None:
     status = Status(1, state_version=1, step=433, term=theirs)
     memory = Generation(1, (Seat((0, 0), address, 1),), term=theirs)
     deadline = Deadline(time.monotonic() + HANG_S, link_timeout_s=HANG_S)
-    line = MessageChannel(
-        Channel(dial(served.address, SECRET, ConnectRequest(0, COORDINATOR), deadline))
-    )
+    line = Channel(dial(served.address, SECRET, ConnectRequest(0, COORDINATOR), deadline))
 
-    line.send(Hello("ours", (1, 1), (0, 0), address, status, memory, term=theirs))
+    send_message(line, Hello("ours", (1, 1), (0, 0), address, status, memory, term=theirs))
 
     until(lambda: HistoryDropped(theirs, 433, (0, 0)) in served.events)
     line.close()

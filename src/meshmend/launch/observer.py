@@ -11,9 +11,10 @@ from meshmend.membership.messages import (
     COORDINATOR,
     OBSERVER,
     Message,
-    MessageChannel,
     Observe,
     Observed,
+    received_messages,
+    send_message,
 )
 from meshmend.transport.channel import Channel
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
@@ -36,7 +37,7 @@ class Observer:
         self._address = address
         self._secret = secret
         self._on_event = on_event
-        self._channel: MessageChannel | None = None
+        self._channel: Channel | None = None
         self._queued: list[Message] = []
         self._silence = Silence(time.monotonic())
         self._has_heard = False
@@ -61,7 +62,7 @@ class Observer:
             self._connect(supervisor)
         while self._queued and self._channel is not None:
             try:
-                self._channel.send(self._queued[0])
+                send_message(self._channel, self._queued[0])
                 self._queued.pop(0)
             except ChannelError:
                 self.disconnect(supervisor)
@@ -77,8 +78,8 @@ class Observer:
         deadline = Deadline(time.monotonic() + _CONNECT_TIMEOUT_S)
         try:
             request = ConnectRequest(OBSERVER, COORDINATOR)
-            channel = MessageChannel(Channel(dial(self._address, self._secret, request, deadline)))
-            channel.send(Observe(self._job))
+            channel = Channel(dial(self._address, self._secret, request, deadline))
+            send_message(channel, Observe(self._job))
         except (TransportError, ChannelError):
             return  # the next `connect_and_send` tries again
         self._channel = channel
@@ -88,7 +89,7 @@ class Observer:
     def _receive(self, supervisor: Supervisor) -> None:
         assert self._channel is not None
         try:
-            for message in self._channel.receive():
+            for message in received_messages(self._channel):
                 self._has_heard = True
                 if isinstance(message, Observed):
                     self._on_event(message.clock, message.event)

@@ -32,12 +32,13 @@ from meshmend.membership.messages import (
     COORDINATOR,
     AskStatus,
     Message,
-    MessageChannel,
     Refused,
     Status,
     StatusAnswer,
     Traffic,
     Welcome,
+    received_messages,
+    send_message,
 )
 from meshmend.membership.worker_status import WorkerStatusKeeper
 from meshmend.topology.failures import Chip
@@ -296,19 +297,17 @@ class CoordinatorClient:
                     return
                 clear(self._wake_fd)
 
-    def _connect(self) -> MessageChannel:
+    def _connect(self) -> Channel:
         identity = self._identity
         deadline = Deadline(time.monotonic() + _HANDSHAKE_S, link_timeout_s=identity.link_timeout_s)
         request = ConnectRequest(identity.seat, COORDINATOR)
-        return MessageChannel(
-            Channel(dial(identity.coordinator, identity.secret, request, deadline))
-        )
+        return Channel(dial(identity.coordinator, identity.secret, request, deadline))
 
-    def _exchange_messages(self, channel: MessageChannel) -> None:
+    def _exchange_messages(self, channel: Channel) -> None:
         """Send the hello, then pass messages in both directions until the connection ends."""
         with self._changed:
             hello = self._client.hello()
-        channel.send(hello)
+        send_message(channel, hello)
         watch = LinkWatch(self._identity.link_timeout_s)
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_fd, selectors.EVENT_READ)
@@ -321,7 +320,7 @@ class CoordinatorClient:
                 selector.select(min(beats_in_s, watch.interval_s))
                 clear(self._wake_fd)
                 channel.flush()
-                if not all(self._handle(message) for message in channel.receive()):
+                if not all(self._handle(message) for message in received_messages(channel)):
                     return
                 if channel.is_dead(watch, time.monotonic()):
                     raise ChannelError(
@@ -331,31 +330,31 @@ class CoordinatorClient:
                 if self._is_closed and not channel.has_unsent:
                     return
 
-    def _send_pending(self, channel: MessageChannel) -> None:
+    def _send_pending(self, channel: Channel) -> None:
         with self._changed:
             status = self._client.next_status()
         if status is not None:
-            channel.send(status)
+            send_message(channel, status)
         has_reported = False
         while not channel.has_unsent and (report := self._client.next_report()) is not None:
-            channel.send(report)
+            send_message(channel, report)
             has_reported = True  # so the loop has moved
         with self._changed:
             self._changed.notify_all()  # who waits until reports are sent
         if channel.has_unsent:
             return
         if (beat := self._client.next_heartbeat(is_wanted=has_reported)) is not None:
-            channel.send(beat)
+            send_message(channel, beat)
             self._send_traffic(channel)
 
-    def _send_traffic(self, channel: MessageChannel) -> None:
+    def _send_traffic(self, channel: Channel) -> None:
         """Send how many bytes this worker has sent to the others, now and then."""
         now = time.monotonic()
         if now - self._traffic_at < _TRAFFIC_S:
             return
         self._traffic_at = now
         if sent := self._traffic():
-            channel.send(Traffic(tuple(sorted(sent.items()))))
+            send_message(channel, Traffic(tuple(sorted(sent.items()))))
 
     def _handle(self, message: Message) -> bool:
         """Handle one message; return whether to keep the connection."""

@@ -17,7 +17,12 @@ from meshmend.membership.coordinator import Coordinator
 from meshmend.membership.events import Event
 from meshmend.membership.job import JobSpec
 from meshmend.membership.job_status import JobStatus
-from meshmend.membership.messages import COORDINATOR, Message, MessageChannel, packed_message
+from meshmend.membership.messages import (
+    COORDINATOR,
+    Message,
+    packed_message,
+    received_messages,
+)
 from meshmend.membership.record_file import RecordFile, RecordSaver, load_history
 from meshmend.topology.failures import Chip
 from meshmend.transport.channel import Channel
@@ -77,7 +82,7 @@ class CoordinatorServer:
             term_on_disk=on_disk.term if on_disk else lambda: 0,
             on_event=on_event,
         )
-        self._channels: dict[int, MessageChannel] = {}
+        self._channels: dict[int, Channel] = {}
         self._congested: set[int] = set()  # connections that have not taken all that was sent
         self._broken: list[tuple[int, str]] = []  # connections that failed while we sent
         self._n_opened = 0
@@ -207,7 +212,7 @@ class CoordinatorServer:
                 channel.flush()
                 self._watch(connection)
             if events & selectors.EVENT_READ:
-                for message in channel.receive():
+                for message in received_messages(channel):
                     self._coordinator.received(connection, message, time.monotonic())
         except ChannelError as error:
             self._lose(connection, str(error))
@@ -225,7 +230,7 @@ class CoordinatorServer:
         except OSError:  # the other end has closed already
             connection.close()
             return
-        channel = MessageChannel(Channel(connection, longest_bytes=self._longest_bytes))
+        channel = Channel(connection, longest_bytes=self._longest_bytes)
         self._n_opened += 1
         self._channels[self._n_opened] = channel
         self._selector.register(channel, selectors.EVENT_READ, self._n_opened)

@@ -2,7 +2,7 @@
 
 `encode_message` and `decode_message` turn one into the bytes of a frame and back: the version of
 the protocol, one byte, then MessagePack. Two ends with different versions disconnect at the first
-message, with one clear error. A `MessageChannel` sends and receives them.
+message, with one clear error.
 """
 
 from typing import Annotated, Final
@@ -24,7 +24,6 @@ from meshmend.topology.failures import Link
 from meshmend.transport.channel import Channel, packed_frame
 from meshmend.transport.codec import Count, Seconds, Value, checked
 from meshmend.transport.listener import Address
-from meshmend.transport.liveness import LinkWatch
 
 VERSION: Final = 10
 # The numbers by which handshakes call the ends of control connections that are not seats.
@@ -321,62 +320,24 @@ def decode_message(frame: bytes) -> Message:
 
 
 def packed_message(message: Message) -> bytes:
-    """Return a message as the bytes that cross a connection."""
+    """Return a message as the bytes that cross a connection: one for many is packed once."""
     return packed_frame(encode_message(message))
 
 
-class MessageChannel:
-    """A channel whose frames are control messages. Never blocks."""
+def send_message(channel: Channel, message: Message) -> None:
+    """Send a message, or as much of it as the connection takes; `flush` sends the rest.
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    Raises:
+        ChannelError: the other end has closed, or takes nothing any more.
+    """
+    channel.send(encode_message(message))
 
-    def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
-        return self._channel.fileno()
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether bytes are still waiting to be sent."""
-        return self._channel.has_unsent
+def received_messages(channel: Channel) -> list[Message]:
+    """Return the messages that have arrived completely; never waits.
 
-    def send(self, message: Message) -> None:
-        """Send a message, or as much of it as the connection takes; `flush` sends the rest.
-
-        Raises:
-            ChannelError: the other end has closed, or takes nothing any more.
-        """
-        self.send_packed(packed_message(message))
-
-    def send_packed(self, packed: bytes) -> None:
-        """Send what `packed_message` returned; a message for many is packed once.
-
-        Raises:
-            ChannelError: the other end has closed, or takes nothing any more.
-        """
-        self._channel.send_packed(packed)
-
-    def flush(self) -> None:
-        """Send the bytes that are still waiting.
-
-        Raises:
-            ChannelError: the other end has closed, or takes nothing any more.
-        """
-        self._channel.flush()
-
-    def receive(self) -> list[Message]:
-        """Return the messages that have arrived completely.
-
-        Raises:
-            ChannelError: the other end has closed.
-            MessageError: the other end sent something that is not a message.
-        """
-        return [decode_message(frame) for frame in self._channel.receive()]
-
-    def is_dead(self, watch: LinkWatch, now: float) -> bool:
-        """Check again whether the kernel at the other end has stopped answering."""
-        return self._channel.is_dead(watch, now)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
+    Raises:
+        ChannelError: the other end has closed.
+        MessageError: the other end sent something that is not a message.
+    """
+    return [decode_message(frame) for frame in channel.receive()]

@@ -24,10 +24,11 @@ from meshmend.membership.job_status import JobStatus, merged
 from meshmend.membership.messages import (
     ASKER,
     AskStatus,
-    MessageChannel,
     Refused,
     StatusAnswer,
     TryLater,
+    received_messages,
+    send_message,
 )
 from meshmend.transport.channel import Channel
 from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, dial
@@ -188,9 +189,9 @@ def _ask_once(
     except TransportError as error:
         is_busy = "during the handshake" in str(error)
         return None if is_busy else _Reply(address, why=_named(name, str(error)))
-    channel = MessageChannel(Channel(connection))
+    channel = Channel(connection)
     try:
-        channel.send(message)
+        send_message(channel, message)
         for answer in _messages(channel, deadline):
             match answer:
                 case StatusAnswer(status=status):
@@ -208,12 +209,12 @@ def _ask_once(
         channel.close()
 
 
-def _messages(channel: MessageChannel, deadline: float) -> Iterator[object]:
+def _messages(channel: Channel, deadline: float) -> Iterator[object]:
     """Yield the messages that arrive before the deadline."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     while poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-        yield from channel.receive()
+        yield from received_messages(channel)
 
 
 def _named(name: str, why: str) -> str:

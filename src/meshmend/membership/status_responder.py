@@ -16,7 +16,13 @@ from logging import getLogger
 from typing import Final
 
 from meshmend.errors import ChannelError, MessageError
-from meshmend.membership.messages import AskStatus, Message, MessageChannel, Refused
+from meshmend.membership.messages import (
+    AskStatus,
+    Message,
+    Refused,
+    received_messages,
+    send_message,
+)
 from meshmend.transport.channel import Channel
 from meshmend.transport.event_fd import clear, event_of
 
@@ -29,7 +35,7 @@ _LONGEST_BYTES: Final = 1 << 12  # of a question
 
 @dataclass
 class _Asker:
-    channel: MessageChannel
+    channel: Channel
     deadline: float
     is_answered: bool = False
 
@@ -74,7 +80,7 @@ class StatusResponder:
 
     def _admit(self, askers: list[_Asker], selector: selectors.BaseSelector) -> None:
         while self._new:
-            channel = MessageChannel(Channel(self._new.popleft(), longest_bytes=_LONGEST_BYTES))
+            channel = Channel(self._new.popleft(), longest_bytes=_LONGEST_BYTES)
             if len(askers) >= _MOST_ASKERS:
                 self._drop(askers[0], askers, selector)
             askers.append(_Asker(channel, time.monotonic() + _PATIENCE_S))
@@ -86,11 +92,11 @@ class StatusResponder:
             if asker.is_answered:
                 asker.channel.flush()
                 return asker.channel.has_unsent
-            for question in asker.channel.receive():
+            for question in received_messages(asker.channel):
                 answer: Message = Refused("a worker answers who asks for the status, nothing else")
                 if isinstance(question, AskStatus):
                     answer = self._answer(question)
-                asker.channel.send(answer)
+                send_message(asker.channel, answer)
                 asker.is_answered = True
                 selector.modify(asker.channel, selectors.EVENT_WRITE, asker)
                 return asker.channel.has_unsent

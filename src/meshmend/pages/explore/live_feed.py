@@ -34,7 +34,14 @@ from meshmend.membership.events import (
     WorkerStepped,
 )
 from meshmend.membership.job_status import BEHIND_S, JobPhase, JobStatus
-from meshmend.membership.messages import COORDINATOR, OBSERVER, MessageChannel, Observe, Observed
+from meshmend.membership.messages import (
+    COORDINATOR,
+    OBSERVER,
+    Observe,
+    Observed,
+    received_messages,
+    send_message,
+)
 from meshmend.membership.status_client import StatusQuestion, ask_job
 from meshmend.pages.report.event_words import event_words
 from meshmend.transport.channel import Channel
@@ -184,9 +191,9 @@ class LiveFeed:
             )
         except TransportError:
             return
-        channel = MessageChannel(Channel(connection))
+        channel = Channel(connection)
         try:
-            channel.send(Observe(job))
+            send_message(channel, Observe(job))
             if self._has_lost:
                 self._has_lost = False
                 back = CoordinatorChanged(CoordinatorState.BACK)
@@ -196,7 +203,7 @@ class LiveFeed:
             while True:
                 poll.poll()
                 while poll.poll(0):
-                    for message in channel.receive():
+                    for message in received_messages(channel):
                         if isinstance(message, Observed):
                             self._take(message.event)
                 time.sleep(_READ_EVERY_S)
