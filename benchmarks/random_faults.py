@@ -197,7 +197,7 @@ class FaultDriver:
         self._last_step = last_step
         self.n_asked = n_faults
         self._can_do = can_do
-        self.n_faults = self.n_repairs = 0
+        self.n_faults = 0
         self.skipped: list[str] = []  # what `can_do` denied
         self._asked_at_s = self._until_s = 0.0
         self._due_step: int | None = _FIRST_STEP
@@ -234,9 +234,7 @@ class FaultDriver:
         drawn = tuple(self._source.next_faults(round(elapsed_s, 3)))
         faults = tuple(fault for fault in drawn if self._can_do(fault))
         self.skipped += [str(fault) for fault in drawn if fault not in faults]
-        repairs = sum(fault.kind is FaultKind.REPAIR for fault in faults)
-        self.n_repairs += repairs
-        self.n_faults += len(faults) - repairs
+        self.n_faults += sum(fault.kind is not FaultKind.REPAIR for fault in faults)
         self._asked_at_s = elapsed_s
         self._until_s = max((fault.at_s or 0.0 for fault in faults), default=elapsed_s) + 0.1
         self._due_step = None

@@ -128,9 +128,6 @@ class SlurmCluster:
                     found.append(int(entry.name))
         return found
 
-    def node_state(self, node: str) -> str:
-        return self.run("sinfo", "--noheader", "--nodes", node, "--format=%T").strip()
-
     def job(self, number: str) -> dict[str, str]:
         """Return what slurmctld knows about a job."""
         words = self.run("scontrol", "show", "job", number, "--oneliner").split()

@@ -41,7 +41,6 @@ LABELS = ["rank 0", "rank 1"]
 WORD = 1 << 32
 N_SLICES = 3
 N_RUNS = 2  # in flight in each round
-HEADER = struct.Struct("=6q")
 EXTREMES = (-(1 << 63), -WORD, -3, -2, -1, 0, 1, 2, 1 << 31, WORD - 1, WORD, 1 << 39, (1 << 63) - 1)
 
 # The receiver: in each round, a connection of its own, two sums at once, and what became of them.

@@ -52,7 +52,6 @@ class SimulatedPeers:
         self._links: dict[Chip, tuple[int, End]] = {}
         self._arrived: dict[Chip, tuple[int, End]] = {}
         self._chosen_in: dict[Chip, int] = {}  # the last generation with a connection
-        self._parked: dict[Chip, Frame] = {}
         self._swaps_plans = swaps_plans
         self._plans: SimulatedPlans | None = None
         self._agreement: PlanAgreement | None = None

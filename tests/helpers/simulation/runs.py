@@ -29,7 +29,6 @@ class Run:
     n_restores: int = 0
     n_generations: int = 0
     expelled: frozenset[Chip] = frozenset()
-    ended_at: float = 0.0
     n_actions: int = 0
     trace: tuple[str, ...] = ()
 
@@ -78,7 +77,6 @@ def simulate(
         n_restores=world.rules.n_restores,
         n_generations=world.rules.n_generations,
         expelled=frozenset(world.rules.expelled),
-        ended_at=events.now,
         n_actions=events.n_actions,
         trace=tuple(events.trace),
     )

@@ -436,8 +436,3 @@ class World:
                 self.freeze(process, random.uniform(0.1, 1.2))
             case "reset":
                 self.reset_connections(process)
-
-    @property
-    def coordinator_host(self) -> int:
-        """Where the coordinator runs."""
-        return COORDINATOR_HOST
