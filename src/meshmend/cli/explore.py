@@ -214,11 +214,12 @@ def _server(question: "ExplorerQuestion") -> "PageServer":
 def _live_server(
     coordinator: str, secret_file: Path | None, wrap: str, target: "Target", faults_to: int | None
 ) -> "PageServer":
-    from meshmend.launch.hosts import endpoint_from, secret_from
+    from meshmend.launch.hosts import secret_from
     from meshmend.membership.status_client import StatusQuestion, ask_job
     from meshmend.topology.failures import format_shape
+    from meshmend.transport.listener import parse_address
 
-    endpoint = endpoint_from(coordinator, "--coordinator")
+    endpoint = parse_address(coordinator, "--coordinator")
     secret = secret_from(os.environ, secret_file).encode()
     question = StatusQuestion(endpoint, (), secret)
     status = ask_job(question)

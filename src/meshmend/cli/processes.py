@@ -102,16 +102,17 @@ def coordinator_command(
     """
     job = config.job.name
     set_log_context(job=job)
-    from meshmend.launch.hosts import board_from, endpoint_from, secret_from
+    from meshmend.launch.hosts import board_from, secret_from
     from meshmend.launch.termination import TERMINATED, terminable
     from meshmend.membership.job import JobSpec
     from meshmend.topology.text import configured_mesh
+    from meshmend.transport.listener import parse_address
 
     begin = configured_mesh(config.mesh)
     board = board_from(config.mesh.board, begin)
     spec = JobSpec(job, begin, board, config.timing, __version__)
-    endpoint = endpoint_from(listen, "--listen")
-    metrics_endpoint = endpoint_from(metrics, "--metrics") if metrics else None
+    endpoint = parse_address(listen, "--listen")
+    metrics_endpoint = parse_address(metrics, "--metrics") if metrics else None
     secret = secret_from(os.environ, config.job.secret_file).encode()
     if state is None and (new or restarted):
         raise InputError(
@@ -273,10 +274,11 @@ def worker_command(
     """
     job = config.job.name
     set_log_context(job=job)
-    from meshmend.launch.hosts import chip_from, endpoint_from
+    from meshmend.launch.hosts import chip_from
     from meshmend.topology.text import configured_mesh
+    from meshmend.transport.listener import parse_address
 
-    endpoint = endpoint_from(coordinator, "--coordinator")
+    endpoint = parse_address(coordinator, "--coordinator")
     own_chip = chip_from(chip, os.environ, configured_mesh(config.mesh))
     set_log_context(job=job, chip=own_chip)
     config, secret = _job_of(config, endpoint)
@@ -392,12 +394,13 @@ def agent_command(
 
     - meshmend agent --coordinator 10.0.0.1:7000 --mesh 4x4 --chips 4x2@0,2 train.py --lr 0.1
     """
-    from meshmend.launch.hosts import endpoint_from, own_chips_from
+    from meshmend.launch.hosts import own_chips_from
     from meshmend.topology.text import configured_mesh
+    from meshmend.transport.listener import parse_address
 
     begin = configured_mesh(config.mesh)
     own_chips = own_chips_from(chips, config.hosts.block, os.environ, begin)
-    endpoint = endpoint_from(coordinator, "--coordinator")
+    endpoint = parse_address(coordinator, "--coordinator")
     config, secret = _job_of(config, endpoint)
     check_script(script, "agent", is_module=is_module)
     warn_if_unanswered(endpoint, secret.encode(), f"the host of chip {own_chips[0]} waits")

@@ -80,16 +80,17 @@ def status_command(
     - meshmend status --coordinator 10.0.0.1:7000 --state /var/lib/job.json --json
     """
     from meshmend.errors import InputError
-    from meshmend.launch.hosts import endpoint_from, secret_from
+    from meshmend.launch.hosts import secret_from
     from meshmend.membership.status_client import StatusQuestion
+    from meshmend.transport.listener import parse_address
 
     if coordinator is None and not worker and state is None:
         raise InputError(
             "meshmend status needs to know whom to ask, but got neither --coordinator HOST:PORT "
             "nor --worker HOST:PORT nor --state FILE"
         )
-    endpoint = endpoint_from(coordinator, "--coordinator") if coordinator else None
-    workers = [endpoint_from(text, "--worker") for text in worker or ()]
+    endpoint = parse_address(coordinator, "--coordinator") if coordinator else None
+    workers = [parse_address(text, "--worker") for text in worker or ()]
     if state is not None:
         from meshmend.membership.record_file import members_in
 

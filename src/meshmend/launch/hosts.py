@@ -67,23 +67,6 @@ def secret_from(environment: Mapping[str, str], file: Path | str | None) -> str:
     return secret
 
 
-def endpoint_from(text: str, option: str) -> Address:
-    """Return the address that a text HOST:PORT names.
-
-    Raises:
-        InputError: the text has another form.
-    """
-    host, _, port = text.rpartition(":")
-    if ":" in host:
-        raise InputError(
-            f"{option} needs HOST:PORT with a name or an IPv4 address, such as 10.0.0.1:7000, but "
-            f"got {text!r}; meshmend does not speak IPv6"
-        )
-    if not host or not port.isdecimal() or int(port) > 0xFFFF:
-        raise InputError(f"{option} needs HOST:PORT such as 10.0.0.1:7000, but got {text!r}")
-    return host, int(port)
-
-
 def chip_from(text: str | None, environment: Mapping[str, str], mesh: "Mesh") -> Chip:
     """Return the chip that a text names; without a text, the live chip of the launcher's task.
 

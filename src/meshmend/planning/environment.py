@@ -30,9 +30,8 @@ from meshmend.planning.settings import Settings, settings_of
 from meshmend.topology.failures import Chip, board_shape, format_chip, format_shape, parse_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
-from meshmend.transport.listener import Address
+from meshmend.transport.listener import Address, parse_address
 
-_LARGEST_PORT: Final = 0xFFFF
 _BOARD: Final = LEAVES["mesh.board"].variable
 _DEFAULTS: Final = JobConfig()
 
@@ -61,8 +60,6 @@ class Environment:
             _check_on_mesh(self.chip, board, settings.mesh)
         elif self.chip is not None:
             raise InputError(f"{CHIP.name} needs a mesh, but {MESH.name} is not set")
-        if self.coordinator is not None:
-            _check_coordinator(self.coordinator)
         if wrong := [text for text in self.faults if not text or "\n" in text]:
             raise InputError(f"{INJECT.name} needs one fault per line, but got {wrong[0]!r}")
 
@@ -107,7 +104,7 @@ class Environment:
         return cls(
             config,
             chip=_chip(chip) if chip and config.mesh.shape else None,
-            coordinator=_coordinator(coordinator) if coordinator else None,
+            coordinator=parse_address(coordinator, COORDINATOR.name) if coordinator else None,
             secret=SECRET.value_in(environment),
             plans_ahead=plans_ahead == "1",
             faults=tuple(filter(None, INJECT.value_in(environment).split("\n"))),
@@ -143,19 +140,6 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
             f"failed, {FAIL.name}"
         )
     return settings
-
-
-def _coordinator(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    if not host or not re.fullmatch(r"[0-9]{1,9}", port):
-        raise InputError(f"{COORDINATOR.name} needs HOST:PORT, but got {text!r}")
-    return host, int(port)
-
-
-def _check_coordinator(address: Address) -> None:
-    host, port = address
-    if not host or not 0 <= port <= _LARGEST_PORT:
-        raise InputError(f"{COORDINATOR.name} needs HOST:PORT, but got '{host}:{port}'")
 
 
 def _chip(text: str) -> Chip:

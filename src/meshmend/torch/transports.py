@@ -21,7 +21,7 @@ from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
 from meshmend.transport.combine import OPS
 from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, dial
-from meshmend.transport.listener import Address
+from meshmend.transport.listener import Address, parse_address
 from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.tasks import ADD, LOCAL_ADD, PUT, SEND, Task
 
@@ -481,9 +481,7 @@ def _shared_secret(store: Any, rank: int, given: str) -> bytes:
 def _all_addresses(store: Any, rank: int, n_ranks: int, address: Address) -> dict[int, Address]:
     """Publish this rank's address in the store; return the addresses of all ranks."""
     store.set(f"meshmend-address-{rank}", f"{address[0]}:{address[1]}")
-    result = {}
     told = store.multi_get([f"meshmend-address-{peer}" for peer in range(n_ranks)])
-    for peer, each in enumerate(told):
-        host, _, port = bytes(each).decode().rpartition(":")
-        result[peer] = (host, int(port))
-    return result
+    return {
+        peer: parse_address(bytes(each).decode(), f"rank {peer}") for peer, each in enumerate(told)
+    }

@@ -47,6 +47,23 @@ _MANY_REFUSALS: Final = 50  # within a second: a flood
 _FLOOD_PAUSE_S: Final = 0.01
 
 
+def parse_address(text: str, name: str) -> Address:
+    """Return the address that a text HOST:PORT names; `name` is what it was given as.
+
+    Raises:
+        InputError: the text has another form.
+    """
+    host, _, port = text.rpartition(":")
+    if ":" in host:
+        raise InputError(
+            f"{name} needs HOST:PORT with a name or an IPv4 address, such as 10.0.0.1:7000, but "
+            f"got {text!r}; meshmend does not speak IPv6"
+        )
+    if not host or not port.isdecimal() or int(port) > 0xFFFF:
+        raise InputError(f"{name} needs HOST:PORT such as 10.0.0.1:7000, but got {text!r}")
+    return host, int(port)
+
+
 @dataclass
 class _Caller:
     """A connection whose handshake is under way."""

@@ -19,6 +19,7 @@ from meshmend.torch.call_arguments import c10d
 from meshmend.torch.group import MeshmendGroup
 from meshmend.torch.late_gloo import InterruptibleStore
 from meshmend.train.state.state_tree import Bytes
+from meshmend.transport.listener import parse_address
 
 # torch's stubs lack the stores.
 dist: Any = torch.distributed
@@ -58,9 +59,8 @@ def meet(
     if not try_sum(numbers.view(np.uint8)):
         return None
     if store is None:
-        address = bytes(numbers[:-1].astype(np.uint8)).rstrip(b"\0")
-        host, _, port = address.decode().rpartition(":")
-        store = _reached_store(host, int(port), is_interrupted)
+        told = bytes(numbers[:-1].astype(np.uint8)).rstrip(b"\0").decode()
+        store = _reached_store(*parse_address(told, "the store of rank 0"), is_interrupted)
     return InterruptibleStore(store, is_interrupted), int(numbers[-1])
 
 
