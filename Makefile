@@ -61,6 +61,7 @@ torch-suite: $(INSTALLED)
 	$(if $(CHECKOUT),$(BIN)/python benchmarks/torch_suite.py --checkout $(CHECKOUT))
 
 bench: $(INSTALLED)
+	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/limit.py
 	$(BIN)/python benchmarks/simgrid_compare.py
 	$(BIN)/python benchmarks/trees.py
