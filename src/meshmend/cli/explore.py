@@ -16,7 +16,6 @@ from meshmend.cli.console import (
     progress,
     write_text,
 )
-from meshmend.cli.live_page import check_installed
 from meshmend.cli.options import (
     FabricOption,
     FailOption,
@@ -25,6 +24,7 @@ from meshmend.cli.options import (
     SlowOption,
     TileOption,
     WrapOption,
+    check_installed,
     mesh_of,
 )
 from meshmend.errors import InputError

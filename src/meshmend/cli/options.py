@@ -8,17 +8,19 @@ mistake at once.
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from meshmend.cli.console import start_json_log
+from meshmend.cli.console import note, start_json_log
 from meshmend.config import COMMANDS, LEAVES, PREFIX, Leaf, job_config, warn_of_unknown
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.config import JobConfig
+    from meshmend.launch.job_page import PageRequest
     from meshmend.membership.faults.fault import Fault
     from meshmend.topology.fabric import Fabric
     from meshmend.topology.mesh import Mesh
@@ -241,6 +243,44 @@ def with_update_rate(machine: "Fabric", update_rate: str | None, collective: str
             "nothing"
         )
     return machine.with_(update_bytes_per_s=parse_bandwidth(update_rate))
+
+
+_PAGE_NEEDS = ("starlette", "uvicorn")
+
+ExploreOption = Annotated[
+    bool,
+    typer.Option("--explore", help="Serve a live page of the job; see explore."),
+]
+AllowFaultsOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-faults", help="With --explore: clicks on the page kill, hang, cut and repair."
+    ),
+]
+
+
+def page_request(explore: bool, allow_faults: bool) -> "PageRequest | None":
+    """Return the live page that the options ask for, if any.
+
+    Raises:
+        InputError: faults are allowed without a page, or the web server is not installed.
+    """
+    if allow_faults and not explore:
+        raise InputError("--allow-faults needs --explore: faults are clicked on its page")
+    if not explore:
+        return None
+    check_installed("--explore")
+    from meshmend.launch.job_page import PageRequest
+
+    return PageRequest(lambda address: note(f"meshmend: live page {address}"), allow_faults)
+
+
+def check_installed(who: str) -> None:
+    """Raise InputError if the packages of the web server are not installed."""
+    if missing := [name for name in _PAGE_NEEDS if find_spec(name) is None]:
+        raise InputError(
+            f"{who} needs {' and '.join(missing)}; install with: pip install 'meshmend[explore]'"
+        )
 
 
 ConfigOption = Annotated[

@@ -133,7 +133,7 @@ def plan_command(
     announce_compilation()
     with progress(quiet=as_json) as bar:
         if tile is not None:
-            result, low = tile_plan(broken, tile, algorithm, wanted, target, bar), None
+            result, low = named_plan(broken, algorithm, wanted, target, bar, tile=tile), None
         else:
             result, low = _planned(broken, algorithm, wanted, target, lower, slices, bar)
         bar("simulating")
@@ -307,46 +307,26 @@ def _planned(
     return made, lowered(made, slices=slices) if lower else None
 
 
-def tile_plan(
-    mesh: "Mesh",
-    tile: str,
-    algorithm: str,
-    collective: "Collective",
-    target: "Target",
-    progress: "ProgressCallback",
-) -> "Plan":
-    """Return the plan for the colours of a tiling."""
-    from meshmend.planning.plan import plan
-
-    return plan(
-        mesh,
-        algorithm,
-        tile=tile,
-        collective=collective,
-        payload=target.payload_bytes,
-        fabric=target.fabric,
-        cache_dir=cache_dir(),
-        progress=progress,
-    )
-
-
 def named_plan(
     mesh: "Mesh",
     algorithm: str,
     collective: "Collective",
     target: "Target",
     progress: "ProgressCallback",
+    *,
+    tile: str | None = None,
 ) -> "Plan":
     """Return the plan of a named algorithm, the same one that `meshmend simulate` prices."""
     from meshmend.planning.plan import fastest_trees, plan
     from meshmend.planning.pricing import TREES
 
     payload, fabric = target.payload_bytes, target.fabric
-    if algorithm == TREES and collective == "allreduce":
+    if algorithm == TREES and collective == "allreduce" and tile is None:
         return fastest_trees(mesh, payload=payload, fabric=fabric, progress=progress)
     return plan(
         mesh,
         algorithm,
+        tile=tile,
         collective=collective,
         payload=payload,
         fabric=fabric,

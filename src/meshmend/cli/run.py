@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import compile_for_workers, note
-from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
 from meshmend.cli.options import (
+    AllowFaultsOption,
+    ExploreOption,
     ModuleOption,
     ScriptArgument,
     ScriptArguments,
     check_script,
     job_command,
     local_job,
+    page_request,
 )
 from meshmend.errors import InputError
 

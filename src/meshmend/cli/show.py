@@ -30,7 +30,7 @@ from meshmend.cli.options import (
     mesh_of,
     setting_option,
 )
-from meshmend.cli.plan import named_plan, tile_plan
+from meshmend.cli.plan import named_plan
 from meshmend.errors import InputError
 
 if TYPE_CHECKING:
@@ -197,9 +197,7 @@ def _plan(
         return load_plan(plan_file, progress=bar)
     if mesh is None or algorithm is None:
         return None
-    if tile is not None:
-        return tile_plan(mesh, tile, algorithm, Collective.ALLREDUCE, target, bar)
-    return named_plan(mesh, algorithm, Collective.ALLREDUCE, target, bar)
+    return named_plan(mesh, algorithm, Collective.ALLREDUCE, target, bar, tile=tile)
 
 
 def _facts(mesh: "Mesh") -> dict[str, Any]:

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshmend.cli.console import compile_for_workers, note, print_json, progress
-from meshmend.cli.live_page import AllowFaultsOption, ExploreOption, page_request
-from meshmend.cli.options import JsonOption, job_command, local_job
+from meshmend.cli.options import (
+    AllowFaultsOption,
+    ExploreOption,
+    JsonOption,
+    job_command,
+    local_job,
+    page_request,
+)
 from meshmend.errors import InputError, TerminatedError, check_choice
 from meshmend.processes import without_garbage
 

@@ -2,20 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from meshmend.errors import UnsupportedError
 from meshmend.schedule.algorithm_names import check_algorithm_name
 from meshmend.schedule.all_to_all import check_relays, pairs, relays
-from meshmend.schedule.regions import check_regions, regions_2, regions_4, regions_8
+from meshmend.schedule.regions import MOST_CHIPS, check_regions, regions
 from meshmend.schedule.ring_builders import ft_two_d, rank_ring, ring_1d, row_pair, two_d
-from meshmend.schedule.rings_nd import (
-    check_exchange,
-    exchange,
-    exchange_1,
-    exchange_2,
-    rings_nd,
-)
+from meshmend.schedule.rings_nd import check_exchange, exchange_nd, rings_nd
 from meshmend.schedule.table import SUMS, Collective, Schedule, renamed
 from meshmend.schedule.trees import express, trees, two_roots
 from meshmend.schedule.whole_sums import check_whole_sums, direct, flood
@@ -134,8 +129,8 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             ),
             Algorithm(
                 "exchange",
-                exchange,
-                lambda mesh: check_exchange(mesh, n_scattered=0),
+                partial(exchange_nd, n_scattered=0),
+                partial(check_exchange, n_scattered=0),
                 "",
                 "any connected mesh or torus, any failures; sides of at most 255 chips together",
                 "all chips of a line send each other their sums, axis after axis: as few hops as "
@@ -144,8 +139,8 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             ),
             Algorithm(
                 "exchange-1",
-                exchange_1,
-                lambda mesh: check_exchange(mesh, n_scattered=1),
+                partial(exchange_nd, n_scattered=1),
+                partial(check_exchange, n_scattered=1),
                 "",
                 "two axes or more, any failures; sides of at most 255 chips together",
                 "rings-nd along one axis, exchange along the others: for payloads up to a few "
@@ -154,8 +149,8 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             ),
             Algorithm(
                 "exchange-2",
-                exchange_2,
-                lambda mesh: check_exchange(mesh, n_scattered=2),
+                partial(exchange_nd, n_scattered=2),
+                partial(check_exchange, n_scattered=2),
                 "",
                 "three axes or more, any failures; sides of at most 255 chips together",
                 "rings-nd along two axes, exchange along the others: for payloads up to a few "
@@ -165,7 +160,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             Algorithm(
                 "direct",
                 direct,
-                lambda mesh: check_whole_sums(mesh, "direct"),
+                partial(check_whole_sums, name="direct"),
                 "",
                 "any connected mesh or torus of at most 255 chips, any failures",
                 "every chip sends its payload straight to every other: meets the limit for some "
@@ -175,42 +170,29 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             Algorithm(
                 "flood",
                 flood,
-                lambda mesh: check_whole_sums(mesh, "flood"),
+                partial(check_whole_sums, name="flood"),
                 "",
                 "any connected mesh or torus of at most 255 chips, any failures",
                 "every chip hands the payloads of all on to its neighbours: for some kilobytes on "
                 "few chips around large holes",
                 _ALLREDUCE,
             ),
-            Algorithm(
-                "regions-2",
-                regions_2,
-                lambda mesh: check_regions(mesh, n_regions=2),
-                "",
-                "any connected mesh or torus of 4 to 1024 chips, any failures",
-                "two regions sum, and every chip gets the sum of each: for payloads that take "
-                "as long as their hops on broken tori",
-                _ALLREDUCE,
-            ),
-            Algorithm(
-                "regions-4",
-                regions_4,
-                lambda mesh: check_regions(mesh, n_regions=4),
-                "",
-                "any connected mesh or torus of 8 to 1024 chips, any failures",
-                "four regions sum, and every chip gets the sum of each: for payloads that take "
-                "about a third as long as their hops on broken tori",
-                _ALLREDUCE,
-            ),
-            Algorithm(
-                "regions-8",
-                regions_8,
-                lambda mesh: check_regions(mesh, n_regions=8),
-                "",
-                "any connected mesh or torus of 16 to 1024 chips, any failures",
-                "eight regions sum, and every chip gets the sum of each: for payloads that take "
-                "about a sixth as long as their hops on broken tori",
-                _ALLREDUCE,
+            *(
+                Algorithm(
+                    f"regions-{n}",
+                    partial(regions, n_regions=n),
+                    partial(check_regions, n_regions=n),
+                    "",
+                    f"any connected mesh or torus of {2 * n} to {MOST_CHIPS} chips, any failures",
+                    f"{number} regions sum, and every chip gets the sum of each: for payloads that "
+                    f"take {as_long} as their hops on broken tori",
+                    _ALLREDUCE,
+                )
+                for n, number, as_long in (
+                    (2, "two", "as long"),
+                    (4, "four", "about a third as long"),
+                    (8, "eight", "about a sixth as long"),
+                )
             ),
             Algorithm(
                 "express",

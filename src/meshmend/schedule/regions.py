@@ -21,21 +21,6 @@ MOST_CHIPS: Final = 1024  # more distances between chips take too much time and 
 _CHUNKS_TIMES_REGIONS: Final = 64
 
 
-def regions_2(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the allreduce of two regions."""
-    return regions(mesh, collective, n_regions=2)
-
-
-def regions_4(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the allreduce of four regions."""
-    return regions(mesh, collective, n_regions=4)
-
-
-def regions_8(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the allreduce of eight regions."""
-    return regions(mesh, collective, n_regions=8)
-
-
 def n_region_chunks(n_regions: int) -> int:
     """Return in how many chunks the payload is cut."""
     return _CHUNKS_TIMES_REGIONS // n_regions

@@ -241,21 +241,6 @@ def backwards(rows: Rows) -> Rows:
     return Rows(rows.dst[::-1], rows.src[::-1], rows.lo[::-1], rows.hi[::-1], COPY)
 
 
-def exchange(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the schedule that exchanges along every axis."""
-    return exchange_nd(mesh, collective, n_scattered=0)
-
-
-def exchange_1(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the schedule that reduce-scatters each part of the payload along its own axis."""
-    return exchange_nd(mesh, collective, n_scattered=1)
-
-
-def exchange_2(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the schedule that reduce-scatters along two axes, and exchanges along the others."""
-    return exchange_nd(mesh, collective, n_scattered=2)
-
-
 def check_exchange(mesh: Mesh, *, n_scattered: int) -> None:
     """Raise UnsupportedError if there is no exchange on this mesh."""
     name = f"exchange-{n_scattered}" if n_scattered else "exchange"

@@ -102,7 +102,17 @@ class Mesh:
 
     def without(self, *failures: Failure | str) -> "Mesh":
         """Return this mesh with more failures, given as values or as `--fail` writes them."""
-        chips, links = set(self.failed), set(self.failed_links)
+        chips, links = self._parts(failures)
+        return replace(self, failed=self.failed | chips, failed_links=self.failed_links | links)
+
+    def repaired(self, *failures: Failure | str) -> "Mesh":
+        """Return this mesh without these failures; what was alive stays alive."""
+        chips, links = self._parts(failures)
+        return replace(self, failed=self.failed - chips, failed_links=self.failed_links - links)
+
+    def _parts(self, failures: tuple[Failure | str, ...]) -> tuple[set[Chip], set[Link]]:
+        """Return the chips of blocks inside the shape, and the links."""
+        chips, links = set[Chip](), set[Link]()
         for failure in failures:
             part = parse_failure(failure) if isinstance(failure, str) else failure
             if isinstance(part, Link):
@@ -110,19 +120,7 @@ class Mesh:
             else:
                 self._check_inside(part)
                 chips.update(part.chips())
-        return replace(self, failed=frozenset(chips), failed_links=frozenset(links))
-
-    def repaired(self, *failures: Failure | str) -> "Mesh":
-        """Return this mesh without these failures; what was alive stays alive."""
-        chips, links = set(self.failed), set(self.failed_links)
-        for failure in failures:
-            part = parse_failure(failure) if isinstance(failure, str) else failure
-            if isinstance(part, Link):
-                links.discard(part)
-            else:
-                self._check_inside(part)
-                chips.difference_update(part.chips())
-        return replace(self, failed=frozenset(chips), failed_links=frozenset(links))
+        return chips, links
 
     def slowed(self, *links: SlowLink | str) -> "Mesh":
         """Return this mesh with other speeds, given as values or as `--slow` writes them.

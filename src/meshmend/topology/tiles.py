@@ -213,7 +213,10 @@ def tiling(mesh: Mesh, tile: str) -> Tiling:
 
 def box_colour(shape: tuple[int, ...], chip: Chip) -> int:
     """Return the colour of a chip by its position alone: that in a grid of such boxes."""
-    return _colour_in(shape, chip)
+    colour = 0
+    for size, at in zip(shape, chip, strict=False):
+        colour = colour * size + at % size
+    return colour
 
 
 def box_tiling(mesh: Mesh, shape: tuple[int, ...], keep: Container[Chip] = ()) -> Tiling:
@@ -297,7 +300,7 @@ def _coloured(
     Chips whose colour is taken get what is left, in order.
     """
     by_colour: dict[int, Chip] = {}
-    wishes = [(_colour_in(box, chip), chip) for chip in chips]
+    wishes = [(box_colour(box, chip), chip) for chip in chips]
     if before is not None:
         had = before.mesh.rank_of
         wishes[:0] = [(int(before.colour_of[had[chip]]), chip) for chip in chips if chip in had]
@@ -308,13 +311,6 @@ def _coloured(
             placed.add(chip)
     left = iter([chip for chip in chips if chip not in placed])
     return tuple(by_colour[c] if c in by_colour else next(left) for c in range(n_colours))
-
-
-def _colour_in(box: tuple[int, ...], chip: Chip) -> int:
-    colour = 0
-    for size, at in zip(box, chip, strict=False):
-        colour = colour * size + at % size
-    return colour
 
 
 class _Found(NamedTuple):

@@ -83,8 +83,7 @@ class ColourTrees:
     @cached_property
     def hops(self) -> NDArray[np.int32]:
         """Each rank's hops to the root in each tree, -1 where the tree does not go."""
-        roots: NDArray[np.int32] = np.argmax(self.parents == ROOT, axis=1).astype(np.int32)
-        hops: NDArray[np.int32] = hops_to_roots(roots, np.ascontiguousarray(self.parents))
+        hops: NDArray[np.int32] = hops_to_roots(self.roots, np.ascontiguousarray(self.parents))
         return hops
 
     @cached_property
