@@ -169,7 +169,6 @@ def asked(question: Question) -> tuple[Price, Choice]:
         found = price_of_choice(question, choice.shape, choice.packing, choice.pipeline)
         return found, choice
     priced = price(question, choice.algorithm, slices=choice.slices)
-    assert priced is not None, "without a time to beat there is always a price"
     return priced, choice
 
 

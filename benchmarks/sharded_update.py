@@ -71,7 +71,6 @@ def auto_s(mesh: Mesh, size: float, collective: Collective) -> tuple[float, str]
         found = price_of_choice(question, choice.shape, choice.packing, choice.pipeline)
         return found.time_s, found.detail
     priced = price(question, choice.algorithm, slices=choice.slices)
-    assert priced is not None
     return priced.time_s, choice.algorithm
 
 
@@ -90,7 +89,6 @@ def simulated_rows(*, quick: bool) -> Iterator[Row]:
             ratio = taken_s / limit(mesh, REFERENCE, size).time_s
             yield Row(f"{UPDATE} {mesh} {size / 1e6:g} MB, of the allreduce limit", ratio, target)
     theirs = price(Question(LARGE, 1e8, REFERENCE, UPDATE), "ft-two-d")
-    assert theirs is not None
     ratio = theirs.time_s / limit(LARGE, REFERENCE, 1e8).time_s
     yield Row(f"{UPDATE} {LARGE} 100 MB, the paper's ft-two-d", ratio, None)
 

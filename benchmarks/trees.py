@@ -136,7 +136,6 @@ def peers(quick: bool) -> Figures:
     rows = []
     for name in ("row-pair", "two-d"):
         theirs = price(Question(full, 1e8, REFERENCE), name)
-        assert theirs is not None
         rows.append(
             {"peer": f"{name}, intact 32x32, 100 MB", "factor": theirs.time_s / ours_s[1e8]}
         )

@@ -85,7 +85,6 @@ def check_none_is_faster(
     chosen_s = time_of(mesh, choice, machine, payload_bytes, collective)
     for name in supported_names(mesh, collective):
         named = price(Question(mesh, payload_bytes, machine, collective), name)
-        assert named is not None
         assert chosen_s <= most * named.time_s, name
 
 

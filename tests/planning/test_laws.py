@@ -199,7 +199,6 @@ def test_no_algorithm_beats_the_time_that_rules_it_out(
             if name in REGIONS:
                 least_s = least_regions_s(mesh, machine, payload_bytes, name)
             priced = price(question, name)
-            assert priced is not None
             assert priced.time_s >= (1 - 1e-9) * least_s, name
 
 

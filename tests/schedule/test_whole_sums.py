@@ -77,7 +77,6 @@ def test_a_byte_sent_directly_meets_the_limit(shape: str, fail: str) -> None:
 
     found = price(Question(mesh, 1.0, REFERENCE), "direct")
 
-    assert found is not None
     assert found.time_s <= 1.001 * limit(mesh, REFERENCE, 1.0).time_s
     assert choose(mesh, REFERENCE, 1.0).algorithm == "direct"
 

@@ -23,7 +23,7 @@ from meshmend.planning.exchange_prices import (
 )
 from meshmend.planning.least_times import least_time, optimistic_tree_s
 from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
-from meshmend.planning.pricing import TREES, Price, names_to_try, price
+from meshmend.planning.pricing import TREES, Price, names_to_try, price, price_below
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
@@ -125,9 +125,7 @@ def _own_pipeline(question: Question, choice: Choice) -> Pipeline:
     if shape is not None:
         trees = Trees(mesh, shape, choice.packing or trees_of(mesh, shape).packing)
         return best_pipeline(trees, question.fabric, question.payload_bytes)
-    priced = price(question, choice.algorithm)
-    assert priced is not None, "without a time to beat there is always a price"
-    return priced.pipeline
+    return price(question, choice.algorithm).pipeline
 
 
 def _fastest_whole_sum(question: Question) -> Choice:
@@ -137,7 +135,7 @@ def _fastest_whole_sum(question: Question) -> Choice:
     and take 6 % longer: 3x5 less one chip at 10 KB.
     """
     priced = (price(question, name) for name in sorted(WHOLE_SUMS))
-    best = min((each for each in priced if each is not None), key=lambda each: each.time_s)
+    best = min(priced, key=lambda each: each.time_s)
     return _choice_of(question.mesh, best)
 
 
@@ -151,9 +149,7 @@ def choose_trees(
     """Return the trees that are fastest for an allreduce, as `simulate` prices them."""
     mesh = stand_in(mesh).mesh
     question = Question(mesh, payload_bytes, fabric, Collective.ALLREDUCE)
-    found = price(question, TREES, may_estimate=True, progress=progress)
-    assert found is not None, "without a time to beat there is always a price"
-    return _choice_of(mesh, found)
+    return _choice_of(mesh, price(question, TREES, may_estimate=True, progress=progress))
 
 
 def _choice_for_class(
@@ -202,13 +198,13 @@ def _search(question: Question, progress: ProgressCallback) -> Choice:
     names = _in_order(question)
     if question.collective is Collective.ALL_TO_ALL and question.mesh.n_live > _MOST_SIMULATED:
         return Choice(names[0], Pipeline(1, exchange_skew(question.mesh, names[0])))
-    best, best_s = None, None
+    best, best_s = None, math.inf
     for name, share in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
-        result = price(question, name, below_s=best_s, may_estimate=True, progress=share)
+        result = price_below(question, name, best_s, may_estimate=True, progress=share)
         if result is None:
             continue
         time_s = result.time_s * (_WORTH_SCRATCH if name in _WITH_SCRATCH else 1.0)
-        if best_s is None or time_s < best_s:
+        if best is None or time_s < best_s:
             best, best_s = result, time_s
     assert best is not None, "trees support every connected mesh"
     return _choice_of(question.mesh, best)

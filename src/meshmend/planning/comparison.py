@@ -184,9 +184,7 @@ def _prices(
 
     def priced(share: int, each: _NamedQuestion) -> Price | UnsupportedError:
         def found() -> Price:
-            result = price(each.question, each.name, slices=each.slices, progress=shares.of(share))
-            assert result is not None, "without a time to beat there is always a price"
-            return result
+            return price(each.question, each.name, slices=each.slices, progress=shares.of(share))
 
         try:
             return _cached_price(cache_dir, each, found)
@@ -224,13 +222,11 @@ def _found_price_of_auto(
         cache_dir=cache_dir,
         progress=progress,
     )
-    result: Price | None
     asked = replace(question, mesh=like.mesh)
     if choice.shape is not None:
         result = price_of_choice(asked, choice.shape, choice.packing, choice.pipeline)
     else:
         result = price(asked, choice.algorithm, slices=choice.slices, progress=progress)
-    assert result is not None, "without a time to beat there is always a price"
     detail = ", ".join(filter(None, (choice.algorithm, result.detail)))
     return renamed_price(replace(result, name=AUTO, detail=detail), like)
 

@@ -3,6 +3,7 @@
 Knows every algorithm and, for comparison, the baselines on an intact part of a broken mesh.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -117,22 +118,38 @@ def price(
     name: str,
     *,
     slices: int | None = None,
-    below_s: float | None = None,
     may_estimate: bool = False,
     progress: ProgressCallback = no_progress,
-) -> Price | None:
+) -> Price:
     """Return what a named algorithm or baseline costs, with the best slices unless given.
 
-    With `below_s`, it returns None if a bound shows that it takes longer than that. If it
-    `may_estimate`, trees that make a large table are priced by a formula.
+    If it `may_estimate`, trees that make a large table are priced by a formula.
 
     Raises:
         UnsupportedError: the algorithm does not support this mesh.
         InputError: there is no such name.
     """
+    found = price_below(
+        question, name, math.inf, slices=slices, may_estimate=may_estimate, progress=progress
+    )
+    assert found is not None, "no bound is longer than for ever"
+    return found
+
+
+def price_below(
+    question: Question,
+    name: str,
+    below_s: float,
+    *,
+    slices: int | None = None,
+    may_estimate: bool = False,
+    progress: ProgressCallback = no_progress,
+) -> Price | None:
+    """Return what `price` does, or None if a bound shows that it takes longer than `below_s`."""
+    is_bounded = below_s < math.inf
     if name == TREES:
         algorithm(name).check_collective(question.collective)
-        if below_s is not None and optimistic_tree_s(question) > below_s:
+        if is_bounded and optimistic_tree_s(question) > below_s:
             return None
         like = stand_in(question.mesh)
         asked = replace(question, mesh=like.mesh)
@@ -141,7 +158,7 @@ def price(
             of_trees = _price_of_trees
         return renamed_price(of_trees(asked, slices, progress, may_estimate=may_estimate), like)
     mesh = question.mesh
-    if below_s is not None and least_time(question, name) > below_s:
+    if is_bounded and least_time(question, name) > below_s:
         algorithm(name).check(mesh)
         return None
     progress(f"{name}: building")
@@ -151,7 +168,7 @@ def price(
     else:
         program, delays = _program(question, name, skew)
         n_chips, detail = mesh.n_live, ""
-    if below_s is not None and _is_slower(question, program, below_s):
+    if is_bounded and _is_slower(question, program, below_s):
         return None
     progress(f"{name}: simulating")
     result = _simulated(

@@ -28,8 +28,6 @@ def test_figures_draws_the_owners_the_update_and_both_times(
     words = " ".join(" ".join(picture.getroot().itertext()).split())
     assert "5. update" in words
     assert "each of 48 blue chips: its share of the weights" in words
-    assert theirs is not None
-    assert ours is not None
     assert ours.time_s < theirs.time_s
     for time_s in (theirs.time_s, ours.time_s):
         assert format_time(time_s) in words

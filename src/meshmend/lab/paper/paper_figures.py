@@ -79,8 +79,6 @@ def update_figure() -> str:
     """
     question = Question(_HOLED, _UPDATE_BYTES, FABRICS["reference"], Collective.SHARDED_UPDATE)
     theirs, ours = (price(question, name) for name in ("ft-two-d", TREES))
-    assert theirs is not None, "without a time to beat there is always a price"
-    assert ours is not None, "without a time to beat there is always a price"
     times = f"{format_time(theirs.time_s)}; trees hung from every chip: {format_time(ours.time_s)}"
     layout = fault_tolerant_layout(_HOLED)
     return framed(
