@@ -4,7 +4,7 @@ Code that needs to know what happened reads the event's fields, never these sent
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from meshmend.membership import events
@@ -103,16 +103,14 @@ def event_words(event: events.Event) -> str:
 def _non_finite(event: events.NonFiniteSum) -> str:
     if not event.parameters:
         return f"the gradients of step {event.step} are finite, but their sum is not"
-    n_more = event.n_parameters - len(event.parameters)
-    names = ", ".join(event.parameters) + (f" and {n_more} more" if n_more > 0 else "")
+    names = _names(event.parameters, event.n_parameters)
     is_buffer = all(name.startswith("buffer ") for name in event.parameters)
     what = "buffers" if is_buffer else "gradients"
     return f"chip {event.chip} has {what} in step {event.step} that are not finite: {names}"
 
 
 def _states_differ(event: events.StatesDiffer) -> str:
-    n_more = event.n_names - len(event.names)
-    names = ", ".join(event.names) + (f" and {n_more} more" if n_more > 0 else "")
+    names = _names(event.names, event.n_names)
     who = ", ".join(f"chip {chip}" for chip in event.strange) or "a mirror"
     since = "" if event.equal_after is None else f", equal after step {event.equal_after}"
     return f"the chips differ after step {event.step}{since}: {who} in {names}"
@@ -125,9 +123,7 @@ def _wrong_result(event: events.WrongResult) -> str:
         first, end = event.share
         what = f"chip {event.chip} computed samples {first} to {end - 1} of step {event.step} wrong"
     if event.parameters:
-        n_more = event.n_parameters - len(event.parameters)
-        more = f" and {n_more} more" if n_more > 0 else ""
-        what += f" ({', '.join(event.parameters)}{more})"
+        what += f" ({_names(event.parameters, event.n_parameters)})"
     if event.right_until is None:
         return f"{what}; no step before it is known to be right"
     if event.right_until >= event.step - 1:
@@ -137,11 +133,16 @@ def _wrong_result(event: events.WrongResult) -> str:
 
 
 def _state_mended(event: events.StateMended) -> str:
-    n_more = event.n_names - len(event.names)
-    names = ", ".join(event.names) + (f" and {n_more} more" if n_more > 0 else "")
+    names = _names(event.names, event.n_names)
     since = "" if event.equal_after is None else f", equal after step {event.equal_after}"
     who = f"chip {event.chip} differed from the others after step {event.step}{since}"
     return f"{who}: it took their state, for {names}"
+
+
+def _names(names: Sequence[str], n_all: int) -> str:
+    """Return the first names, and how many more there are."""
+    n_more = n_all - len(names)
+    return ", ".join(names) + (f" and {n_more} more" if n_more > 0 else "")
 
 
 def _fault_or_end(event: events.Event) -> str:

@@ -5,6 +5,7 @@ a name, labels, a value; a HELP and a TYPE line before each family; counters tha
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -76,10 +77,7 @@ def _about_chips(status: JobStatus) -> Iterator[Family]:
     connected = {each.chip for each in status.workers}
     n_live = len(connected & set(status.members))
     number = status.generation.number if status.generation else 0
-    n_chips = 1
-    for extent in status.shape:
-        n_chips *= extent
-    yield _gauge("chips", "Chips of the mesh, alive or not.", n_chips)
+    yield _gauge("chips", "Chips of the mesh, alive or not.", math.prod(status.shape))
     yield _gauge("live_chips", "Chips that train: connected members of the generation.", n_live)
     waiting = "Chips whose workers are connected but do not train."
     yield _gauge("waiting_chips", waiting, len(status.waiting))
