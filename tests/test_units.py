@@ -18,6 +18,7 @@ from meshmend.units import (
     parse_duration,
     parse_payloads,
     parse_time,
+    some,
 )
 
 
@@ -219,3 +220,9 @@ def test_a_duration_without_a_known_unit_or_below_zero_is_refused(text: str) -> 
 )
 def test_a_duration_is_written_in_the_unit_that_fits(time_s: float, words: str) -> None:
     assert format_duration(time_s) == words
+
+
+def test_of_many_values_the_first_are_named_and_the_others_counted() -> None:
+    assert some("abcd") == "a, b, c, d"
+    assert some("abcdef") == "a, b, c, d and 2 more"
+    assert some([(0, 1), (2, 3)], 1) == "(0, 1) and 1 more"

@@ -16,9 +16,10 @@ number alone is a size, never a time or a bandwidth: `5` could be 5 us or 5 s.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from itertools import islice
 from typing import Final
 
 from meshmend.errors import UnitError
@@ -256,3 +257,9 @@ def _format(value: float, units: tuple[tuple[float, str], ...]) -> str:
 def counted(n: int, noun: str) -> str:
     """Return a number with its noun: `1 ring`, `4 rings`."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def some(values: Collection[object], n_most: int = 4, *, between: str = ", ") -> str:
+    """Return the first values, and how many more there are: `a, b, c, d and 2 more`."""
+    shown = between.join(map(str, islice(values, n_most)))
+    return shown if len(values) <= n_most else f"{shown} and {len(values) - n_most} more"

@@ -388,13 +388,11 @@ def _predicted_s(plan: "Plan", algorithm: str) -> float | None:
 
 def print_plan(plan: "Plan", facts: dict[str, Any]) -> None:
     """Print the figures of a plan, a line each."""
-    from meshmend.units import counted, format_time
+    from meshmend.units import counted, format_time, some
 
     mesh, seconds = facts["mesh"], facts["seconds"]
     if plan.stranded:
-        shown = ", ".join(map(str, plan.stranded[:4]))
-        more = f" and {len(plan.stranded) - 4} more" if len(plan.stranded) > 4 else ""
-        note(f"meshmend: cut off from the rest and left out: {shown}{more}")
+        note(f"meshmend: cut off from the rest and left out: {some(plan.stranded)}")
     updates = "no weight used before its update, " * (facts["collective"] == "sharded-update")
     error, slices = facts["error_probability"], facts["slices"]
     proof = "counted exactly" if not error else f"by fingerprint, wrong at most {error:.1e}"

@@ -15,6 +15,7 @@ from meshmend.topology.failures import Chip, format_chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.tiles import Tiling
+from meshmend.units import some
 
 Device = Any  # jax.Device, or a test's stand-in
 
@@ -115,7 +116,7 @@ def _cores_by_place(mesh: Mesh, part: Mesh, devices: Sequence[Device]) -> list[l
         found.setdefault(_chip_of(device, mesh), {})[getattr(device, "core_on_chip", 0)] = device
     if missing := [chip for chip in part.live if chip not in found]:
         raise InputError(
-            f"device_mesh needs a device on every live chip of {mesh}, but {_some(missing)} "
+            f"device_mesh needs a device on every live chip of {mesh}, but {some(missing)} "
             f"{'has' if len(missing) == 1 else 'have'} none; fail them with mesh.without(...), as "
             "live_mesh(mesh, devices) does"
         )
@@ -137,8 +138,3 @@ def _chip_of(device: Device, mesh: Mesh) -> Chip:
             f"device_mesh needs devices inside the mesh {mesh}, but {device} sits at {coords}"
         )
     return chip
-
-
-def _some(chips: list[Chip]) -> str:
-    shown = ", ".join(map(str, chips[:4]))
-    return shown if len(chips) <= 4 else f"{shown} and {len(chips) - 4} more"

@@ -21,6 +21,7 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import routes_for
+from meshmend.units import some
 
 _COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _PERMUTE: Final = re.compile(
@@ -193,13 +194,10 @@ def check_neighbours(compiled: Any, mesh: Mesh, *, allow_routed: bool = False) -
     bytes_of_pairs = _bytes_of_pairs(permutes, n_partitions // part.n_live, part)
     routed, loads = _laid_over(part, bytes_of_pairs)
     if routed and not allow_routed:
-        shown = ", ".join(
-            f"{src} to {dst} ({hops} hops)" for (src, dst), hops in list(routed.items())[:3]
-        )
-        more = f" and {len(routed) - 3} more" if len(routed) > 3 else ""
+        ways = [f"{src} to {dst} ({hops} hops)" for (src, dst), hops in routed.items()]
         raise VerificationError(
             f"check_neighbours needs permutes between neighbours on {mesh}, but the program sends "
-            f"from {shown}{more}; if the plan routes them, as 'ft-two-d' does, pass "
+            f"from {some(ways, 3)}; if the plan routes them, as 'ft-two-d' does, pass "
             "allow_routed=True"
         )
     return LinkUse(

@@ -29,6 +29,7 @@ from meshmend.topology.failures import (
     parse_failure,
     parse_slow,
 )
+from meshmend.units import some
 
 if TYPE_CHECKING:
     from meshmend.topology.tiles import Tiling
@@ -72,17 +73,17 @@ class Mesh:
         if outside := sorted(chip for chip in self.failed if chip not in self):
             raise TopologyError(
                 f"Mesh needs failed chips inside its shape {format_shape(self.shape)}, but got "
-                f"{_some(outside)}"
+                f"{some(outside)}"
             )
         links = self.failed_links.union(each.link for each in self.slow)
         if unknown := sorted(link for link in links if not self.has_link(link)):
             raise TopologyError(
-                f"Mesh {format_shape(self.shape)} has no {_some([str(link) for link in unknown])}; "
+                f"Mesh {format_shape(self.shape)} has no {some(unknown)}; "
                 "a link joins two neighbouring chips"
             )
         if len({each.link for each in self.slow}) < len(self.slow):
             raise TopologyError(
-                f"Mesh needs one speed for each slow link, but got {_some(sorted(self.slow))}"
+                f"Mesh needs one speed for each slow link, but got {some(sorted(self.slow))}"
             )
         if any(each.speed == 1 for each in self.slow):
             raise TopologyError("Mesh needs slow links to be slow; use Mesh.slowed")
@@ -136,7 +137,7 @@ class Mesh:
         parts = [parse_slow(each) if isinstance(each, str) else each for each in links]
         if unknown := [each.link for each in parts if not self.has_link(each.link)]:
             raise TopologyError(
-                f"Mesh {format_shape(self.shape)} has no {_some([str(each) for each in unknown])}; "
+                f"Mesh {format_shape(self.shape)} has no {some(unknown)}; "
                 "a link joins two neighbouring chips"
             )
         speeds = {each.link: each.speed for each in (*sorted(self.slow), *parts)}
@@ -303,8 +304,3 @@ def _at(axis: int, index: int) -> tuple[slice | int, ...]:
 def _frozen(array: NDArray[_Number]) -> NDArray[_Number]:
     array.flags.writeable = False
     return array
-
-
-def _some(values: list[object] | list[Chip] | list[str] | list[SlowLink]) -> str:
-    shown = ", ".join(map(str, values[:4]))
-    return shown if len(values) <= 4 else f"{shown} and {len(values) - 4} more"

@@ -59,13 +59,12 @@ from meshmend.torch.group import MeshmendGroup, Tensors, untraced
 from meshmend.torch.progress_thread import Rest
 from meshmend.torch.transports import TensorTransport, transport_of
 from meshmend.transport.tasks import RankProgram, rank_program
-from meshmend.units import counted
+from meshmend.units import counted, some
 
 _log = logging.getLogger("meshmend.torch")
 
 REPLICATE: Final = "replicate"
 SHORT_BYTES: Final = 4096  # up to here a sum between tiles is Gloo's
-_SHOWN_CHIPS: Final = 4
 _LONG_S: Final = 20.0  # that a sum waits before a line says what it may wait for
 _TELL_AFTER_S: Final = 0.5
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1  # between two looks for a plan
@@ -172,12 +171,11 @@ def _without_spares(tiling: Tiling, *, may_be: bool) -> Tiling:
         return tiling
     name = format_shape(tiling.shape)
     if not may_be:
-        shown = "; ".join(format_chip(chip) for chip in left[:_SHOWN_CHIPS])
-        more = f" and {len(left) - _SHOWN_CHIPS} more" if len(left) > _SHOWN_CHIPS else ""
+        spares = [format_chip(chip) for chip in left]
         raise InputError(
             f"tiles of {name} leave {counted(len(left), 'chip')} of {tiling.mesh} in no tile: "
-            f"{shown}{more}; take another tile, or pass spares=True and end the ranks whose "
-            "mesh.get_coordinate() is None"
+            f"{some(spares, between='; ')}; take another tile, or pass spares=True and end the "
+            "ranks whose mesh.get_coordinate() is None"
         )
     mesh = dataclasses.replace(tiling.mesh, failed=tiling.mesh.failed | set(left))
     if not mesh_figures(mesh).is_connected:

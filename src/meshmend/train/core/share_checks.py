@@ -28,6 +28,7 @@ from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
 from meshmend.train.core.sum_checks import SumCheck
 from meshmend.train.state.digest import total_of
+from meshmend.units import some
 
 Hashes = dict[str, int]  # by the name of a parameter
 
@@ -290,11 +291,10 @@ class ShareChecks:
             if 2 * len(strange) < len(chips):
                 return Finding(is_void=True, wrong=strange)
             return self._undecided(step, [chips[rank] for rank in strange])
-        who = ", ".join(str(chips[rank]) for rank in strange[:3])
-        more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+        who = some([chips[rank] for rank in strange], 3)
         raise InputError(
             "check_shares needs chips that compute the same bits from the same samples, but for "
-            f"one share, computed twice by each, chips {who}{more} differ from the others or from "
+            f"one share, computed twice by each, chips {who} differ from the others or from "
             "themselves; usual causes: random numbers that are not torch's, kernels that are not "
             "deterministic (torch.use_deterministic_algorithms), another kind of chip or number of "
             "threads; or train with check_shares=0"

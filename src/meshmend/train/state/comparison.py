@@ -25,7 +25,7 @@ from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
 from meshmend.train.core.worker_environment import coordinator_client
 from meshmend.train.state.digest import total_of
-from meshmend.units import counted
+from meshmend.units import counted, some
 
 COMPARE_EVERY: Final = 200  # steps; benchmarks/state_digest.py has the share of a step
 MOST_NAMES: Final = 3  # that an event or an error names
@@ -197,12 +197,10 @@ class StateComparison:
         is_majority = 2 * n_most > len(chips)
         who = ", ".join(f"chip {chip}" for chip in strange) or "a chip and its mirror"
         against = f"the other {counted(n_most, 'chip')}" if is_majority else "the others"
-        n_more = len(names) - MOST_NAMES
-        some = ", ".join(names[:MOST_NAMES]) + (f" and {n_more} more" if n_more > 0 else "")
         equal = "they were never compared before" if since is None else f"equal after step {since}"
         raise ReplicasDifferError(
             f"the states of the chips differ after step {step} ({equal}): {who} against {against}, "
-            f"in {some}; {_CAUSES}"
+            f"in {some(names, MOST_NAMES)}; {_CAUSES}"
         )
 
 
