@@ -13,7 +13,6 @@ cell of the third by more than 3 %. Times are simulated, and the same on every m
 file is written after every cell, so that a run that is broken off leaves what it has.
 """
 
-import argparse
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,7 +35,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.trees.tree_counts import MOST_TREES
 from meshmend.units import parse_bytes
-from record import record
+from record import parser_of, record
 
 SIDE_BY_SIDE, SWEEP, CELLS_OF_TREES, PODS, OWNERS = (
     "side by side",
@@ -223,11 +222,10 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--only", action="append", help="cells that begin like this; repeat")
     parser.add_argument("--without", action="append", default=[], help="several at once")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
-    parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
     groups = tuple(tuple(words.split(",")) for words in arguments.without)
     tasks = [

@@ -9,7 +9,6 @@ and of Gloo in turns, in one job on the emulated network of 4x4 less 2x2, and pr
 the limit; it needs what `meshmend doctor` asks for a testbed.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 from meshmend import Mesh, limit, plan
 from meshmend.topology.fabric import fabric
 from meshmend.units import parse_bandwidth
-from record import record
+from record import parser_of, record
 
 CELLS = (
     Mesh((8, 8)),
@@ -120,11 +119,10 @@ def on_testbed(rate: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = parser_of(__doc__)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--map", action="store_true")
     parser.add_argument("--testbed", metavar="RATE")
-    parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"cells": []}
     print("1 MB a pair, of the limit: auto, and every block straight")

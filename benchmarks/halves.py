@@ -7,7 +7,6 @@ collective and payload the median and the worst ratio to the limit, and the mesh
 Times are simulated, and the same on every machine.
 """
 
-import argparse
 import random
 from collections.abc import Iterator
 from statistics import median
@@ -20,7 +19,7 @@ from meshmend.topology.failures import Block
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.units import format_bytes
-from record import record
+from record import parser_of, record
 
 PAYLOADS = (2.5e6, 3.3e7, 1e8)
 COLLECTIVES = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.SHARDED_UPDATE)
@@ -43,10 +42,9 @@ def meshes(n_meshes: int, seed: int) -> Iterator[Mesh]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = parser_of(__doc__)
     parser.add_argument("--meshes", type=int, default=30)
     parser.add_argument("--seed", type=int, default=34)
-    parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
     drawn = list(meshes(arguments.meshes, arguments.seed))
     rows: list[dict[str, Any]] = []

@@ -20,7 +20,7 @@ from meshmend.planning.comparison import compared
 from meshmend.topology.fabric import FABRICS, Fabric
 from meshmend.topology.graph import stranded
 from meshmend.topology.mesh import Mesh
-from record import record
+from record import parser_of, record
 
 MOST_CHIPS = 200
 MOST_WORST, MOST_MEDIAN = 1.6, 1.22  # the ratios to reach
@@ -93,11 +93,10 @@ def measured(seed: int, number: int) -> dict[str, Any]:
 
 def asked_cases(doc: str | None, *, n_cases: int, seed: int) -> argparse.Namespace:
     """Return which cases the command line asks for: so many from the first, of a seed."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else "")
+    parser = parser_of(doc)
     parser.add_argument("--cases", type=int, default=n_cases)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=seed)
-    parser.add_argument("--no-write", action="store_true")
     return parser.parse_args()
 
 

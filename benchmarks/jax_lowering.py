@@ -9,7 +9,6 @@ earlier than its farthest chip allows, and no faster than its links. Compile tim
 with as many virtual devices as there are live chips.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -25,7 +24,7 @@ from meshmend.planning.plan import Plan
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from record import record
+from record import parser_of, record
 
 MESHES = (
     ("4x4", "2x2@0,2"),
@@ -115,8 +114,7 @@ def compile_here(shape: str, fail: str, algorithm: str, slices: int) -> dict[str
 
 def main() -> None:
     """Measure every case, print, and write the result down unless told not to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser = parser_of(__doc__)
     parser.add_argument("--no-compile", action="store_true", help="steps only, without XLA")
     arguments = parser.parse_args()
     rows = []

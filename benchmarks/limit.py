@@ -6,7 +6,6 @@ Prints a table and writes `results/limit-DATE.json` beside this file. Times are 
 process that has compiled everything; no cache answers.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from meshmend.simulator.packing_number import (
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from record import record
+from record import parser_of, record
 
 MESHES: tuple[tuple[str, str, list[str]], ...] = (
     ("4x4", "none", []),
@@ -85,8 +84,7 @@ def measure(name: str, mesh: Mesh) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every mesh, print, and write the result down unless told not to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser = parser_of(__doc__)
     arguments = parser.parse_args()
     exact_packing_number(parse_mesh("3x3"))  # compiles
     written = [parse_mesh(shape, wrap=wrap, fail=fail) for shape, wrap, fail in MESHES]

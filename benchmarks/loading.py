@@ -8,7 +8,6 @@ is slept too, so that the cores are free. 16 samples a step and chip, two loader
 then the same for samples that take no time, and without loader workers, where both times add up.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -18,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from record import record
+from record import parser_of, record
 
 SAMPLE_S, COMPUTE_S, PER_CHIP, N_WORKERS = 0.005, 0.050, 16, 2
 SCRIPT = """
@@ -73,8 +72,7 @@ def step_s(mesh: str, n_chips: int, *, n_workers: int, sample_s: float, steps: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=100)
     arguments = parser.parse_args()
     larger_s = max(COMPUTE_S, PER_CHIP * SAMPLE_S / N_WORKERS)

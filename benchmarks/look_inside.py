@@ -10,7 +10,6 @@ for the coordinator, so a scrape every second costs a step at most its share of 
 costs the steps of a real job is measured too (`scrape_cost`).
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -35,7 +34,7 @@ from meshmend.topology.text import parse_mesh
 from meshmend.transport.listener import Address, listening
 from meshmend.transport.metrics_server import MetricsServer
 from meshmend.transport.peer_connections import PeerConnections
-from record import record
+from record import parser_of, record
 from scrape_cost import scrape_cost
 
 SECRET = "a secret for this benchmark alone"
@@ -151,8 +150,7 @@ def measured(mesh: Mesh, n_runs: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser = parser_of(__doc__)
     parser.add_argument("--mesh", default="4x4")
     parser.add_argument("--runs", type=int, default=7, help="of each command")
     parser.add_argument("--pairs", type=int, default=10, help="times with and without scrapes")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from meshmend.errors import BenchmarkError
-from record import record
+from record import parser_of, record
 
 _WORKER = Path(__file__).with_name("overlap_worker.py")
 _WARM_UP = 5
@@ -59,8 +59,7 @@ CASES: dict[str, Figures] = {
 
 def main() -> int:
     """Measure, print and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-write", action="store_true")
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--compute", choices=("sleep", "cpu"), default="sleep")

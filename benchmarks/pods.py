@@ -11,7 +11,6 @@ their first slices, to about 1 %. Times are of this machine. The result file is 
 row, so that a run that is broken off leaves what it has measured.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,7 +18,7 @@ import sys
 import tempfile
 from typing import Any
 
-from record import record
+from record import parser_of, record
 
 # mesh, wrap, failures, fabric, (payload, asked ratio or None) ...
 Case = tuple[str, str, str, str, tuple[tuple[str, float | None], ...]]
@@ -169,8 +168,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-write", action="store_true")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="", help="meshes that begin like this")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--sweep", action="store_true", help="many payloads against the limit")

@@ -9,7 +9,6 @@ to the end of the slowest rank's sum. Gloo and meshmend take turns, with a store
 hole are made within that time: nobody knew which board would die. Needs torch 2.14 or newer.
 """
 
-import argparse
 import os
 import socket
 import statistics
@@ -28,7 +27,7 @@ from meshmend.planning.catalogue import prepare
 from meshmend.planning.compile_once import compile_once
 from meshmend.topology.text import parse_mesh
 from meshmend.torch.versions import HAS_PYTHON_BACKENDS
-from record import record
+from record import parser_of, record
 
 dist: Any = torch.distributed
 
@@ -110,9 +109,8 @@ def store_of(kind: str, folder: str, port: int, rank: int) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of each backend and store")
-    parser.add_argument("--no-write", action="store_true", help="print only")
     arguments = parser.parse_args()
     if not HAS_PYTHON_BACKENDS:
         print(f"torch {torch.__version__} has no reconfigure; it needs torch 2.14 or newer")

@@ -1,5 +1,6 @@
-"""Result files of the benchmarks: dated JSON, the machine and versions beside the figures."""
+"""Options and result files of the benchmarks: dated JSON, with the machine and the versions."""
 
+import argparse
 import datetime
 import json
 import os
@@ -9,6 +10,13 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark, with `--no-write`; other options are added to it."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--no-write", action="store_true", help="print only")
+    return parser
 
 
 def record(name: str, figures: dict[str, Any]) -> Path:

@@ -11,7 +11,6 @@ finished a step that was not done before. The contenders take turns. torchft is 
 `cost` compares the step time of a job that is ready for failures with the static backend.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -28,7 +27,7 @@ import recovery_ours
 import recovery_torchft
 import recovery_torchrun
 from meshmend.errors import BenchmarkError
-from record import RESULTS, record
+from record import RESULTS, parser_of, record
 from recovery_marks import BATCH, BOARD, MESH
 
 CONTENDERS = ("ours", "torchft", "torchrun")
@@ -40,11 +39,10 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--quick", action="store_true", help="one run of each, fewer steps, print only"
     )
-    parser.add_argument("--no-write", action="store_true", help="print only")
     parser.add_argument("--runs", type=int, default=5, help="kills per contender")
     parser.add_argument("--pairs", type=int, default=8, help="pairs of runs for the cost")
     parser.add_argument("--steps", type=int, default=200, help="steps of each run for the cost")

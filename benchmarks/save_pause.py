@@ -8,7 +8,6 @@ as jobs did before they wrote in the background. Prints the median step without 
 longer the longest step with a save takes, and the longest of all steps.
 """
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -21,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from meshmend.train import Job, Saving
 from meshmend.units import parse_bytes
-from record import record
+from record import parser_of, record
 
 N_BYTES, STEP_S, EVERY = 200_000_000, 0.05, 60
 
@@ -72,8 +71,7 @@ def pauses(folder: Path, *, waits: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser = parser_of(__doc__)
     parser.add_argument("--rate", default="100MB", help="bytes a second that the disk writes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

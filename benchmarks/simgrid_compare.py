@@ -9,7 +9,6 @@ sharing of a link among all messages that are ready. The first must agree; the s
 much the order on links matters.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from meshmend.simulator.rules import simulate
 from meshmend.topology.fabric import fabric
 from meshmend.topology.routes import routes_for
 from meshmend.topology.text import parse_mesh
-from record import record
+from record import parser_of, record
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 TOLERANCE = 0.05
@@ -116,8 +115,7 @@ def played(case: dict[str, Any]) -> float:
 
 def main() -> int:
     """Compare every case; return 1 if one is off by more than the tolerance."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser = parser_of(__doc__)
     arguments = parser.parse_args()
     version = simgrid_version()
     if version is None:

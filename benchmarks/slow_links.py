@@ -13,7 +13,6 @@ one, simulated on it. Below that, what plans take whose delays are left out, as 
 out, over what they take with them.
 """
 
-import argparse
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -31,7 +30,7 @@ from meshmend.topology.failures import Link, SlowLink
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_bytes
-from record import record
+from record import parser_of, record
 
 SHAPES = ((8, 4), (16, 16))
 SLOW_PART = 0.05
@@ -103,11 +102,10 @@ def _time_s(mesh: Mesh, n_bytes: int, algorithm: str, fabric: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--payload", default="100MB")
     parser.add_argument("--fabric")
-    parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
     if arguments.fabric:
         given_fabric(arguments.fabric)

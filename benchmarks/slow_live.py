@@ -7,7 +7,6 @@ Prints how long it took to find it, and the median of later steps over that of a
 the speed from the start. Needs a testbed (root), and processors that nothing else uses.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from meshmend.membership.events import (
     TimedEvent,
     read_events,
 )
-from record import record
+from record import parser_of, record
 
 MESH, RATE = "3x3", "20Mbit"
 SLOW = "link:0,0-0,1=0.25"
@@ -108,9 +107,8 @@ def measured(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print and record."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     runs = []
     for _ in range(options.repeat):

@@ -10,7 +10,6 @@ An elastic group also copies the state before each step, so that a step that fai
 a `Job` needs no copy. The chip sums nothing here: a real step is longer, and the share smaller.
 """
 
-import argparse
 import hashlib
 import statistics
 import time
@@ -23,7 +22,7 @@ from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.digest import hash_bytes, total_of
 from meshmend.train.torch.group_state import StateBefore
 from meshmend.train.torch.learner import TorchLearner
-from record import record
+from record import parser_of, record
 
 N_BYTES, BATCH = 1 << 26, 8  # samples of one chip
 
@@ -84,8 +83,7 @@ def share(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser = parser_of(__doc__)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = np.random.default_rng(0).integers(0, 256, N_BYTES, dtype=np.uint8)

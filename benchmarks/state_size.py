@@ -46,7 +46,7 @@ import numpy as np
 from meshmend.errors import BenchmarkError, UnitError
 from meshmend.topology.text import parse_mesh
 from meshmend.units import parse_bandwidth, parse_bytes
-from record import record
+from record import parser_of, record
 
 KILL_AT, REPAIR_AT = 8, 14
 STEP_S: Final = 0.1  # a step also sleeps so long, as a host does while its accelerator computes
@@ -62,14 +62,13 @@ Mark = dict[str, float]  # of one chip at the begin of a step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", default="1MB,16MB,64MB,256MB", help="bytes of state, by commas")
     parser.add_argument("--mesh", default="2x2")
     parser.add_argument("--board", default="", help="what is killed (default: the last chip)")
     parser.add_argument("--optimizer", choices=tuple(STATES_PER_WEIGHT), default="adamw")
     parser.add_argument("--testbed", default="", help="bandwidth of each link, such as 200Mbit")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--no-write", action="store_true", help="write no result file")
     arguments = parser.parse_args()
     try:
         sizes = [parse_bytes(size) for size in arguments.sizes.split(",")]

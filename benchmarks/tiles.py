@@ -6,7 +6,6 @@ Ratios are simulated on the fabric `reference` and exact; seconds are of this ma
 exclude compilation. `--quick` leaves out meshes of a thousand chips.
 """
 
-import argparse
 import time
 from typing import Any
 
@@ -15,7 +14,7 @@ from meshmend.planning.plan import plan
 from meshmend.topology.fabric import fabric
 from meshmend.topology.text import parse_mesh
 from meshmend.units import format_bytes
-from record import record
+from record import parser_of, record
 
 REFERENCE = fabric("reference")
 SUMS = (
@@ -87,8 +86,7 @@ def tilings() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run all parts and record them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-write", action="store_true", help="do not record the figures")
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="leave out meshes of a thousand chips")
     options = parser.parse_args()
     figures = {"sums": sums(quick=options.quick), "tilings": tilings()}

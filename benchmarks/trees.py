@@ -7,7 +7,6 @@ the wall clock and of the processor, and exclude compilation: a small mesh is pa
 `--quick` leaves out what takes more than a few seconds: large meshes and large payloads.
 """
 
-import argparse
 import datetime
 import json
 import time
@@ -27,7 +26,7 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from meshmend.trees.tree_packing import tree_packing
-from record import RESULTS, record
+from record import RESULTS, parser_of, record
 
 REFERENCE = fabric("reference")
 PAYLOADS = {"1KB": 1e3, "100KB": 1e5, "1MB": 1e6, "10MB": 1e7, "100MB": 1e8, "1GB": 1e9}
@@ -260,8 +259,7 @@ PARTS: dict[str, Callable[[bool], Figures]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="small meshes only")
     parser.add_argument("--part", action="append", choices=list(PARTS), help="only this; repeat")
     arguments = parser.parse_args()

@@ -13,7 +13,6 @@ large meshes have no effect: under two minutes. The full set takes hours; name c
 `--only`. Constants inside compiled loops cannot be varied, and say so.
 """
 
-import argparse
 import importlib
 import math
 import time
@@ -34,7 +33,7 @@ from meshmend.simulator.slices import best_slices
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from record import record
+from record import parser_of, record
 
 REFERENCE = fabric("reference")
 QUICK_MESHES = (("4x4", "all", None), ("3x4", "none", None), ("4x5", "none", "0,0"))
@@ -157,8 +156,7 @@ def compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="small meshes, few payloads")
     names = [constant.name for constant in CONSTANTS]
     parser.add_argument("--only", action="append", choices=names, help="this constant; repeat")

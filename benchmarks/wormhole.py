@@ -10,7 +10,6 @@ text. `--jobs` cases run at once, each on one core, with about 1 GiB of memory. 
 case begins: the next call goes on after the cases of the newest file.
 """
 
-import argparse
 import json
 import random
 import resource
@@ -26,7 +25,7 @@ from meshmend.errors import MeshmendError
 from meshmend.topology.graph import largest_part
 from meshmend.topology.text import parse_mesh
 from meshmend.wormhole.experiment import Question, parse_lost_cable, run_experiment
-from record import RESULTS, record
+from record import RESULTS, parser_of, record
 
 SHAPE = "8x4"
 RANDOM_SETS = 3
@@ -111,13 +110,12 @@ def measured(case: tuple[str, Question], library: Path, until: float) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = parser_of(__doc__)
     parser.add_argument("ttsim", type=Path, metavar="LIBTTSIM")
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
     wanted = [case for case in cases() if arguments.only in case[0]]
     if arguments.list:
