@@ -1,7 +1,7 @@
 """A forest keeps its invariants after every kind of move, and `check_forest` sees what breaks them.
 
-Each kind of move is made alone, on trees of a random mesh: growing, hanging a rank elsewhere,
-chains, kicks, growing anew, another root, and the moves that keep disjoint trees apart.
+On trees of a random mesh: growing, hanging a rank elsewhere, evening out (by chains, kicks and
+trees that are grown anew), another root, and the moves that keep disjoint trees apart.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from meshmend.errors import VerificationError
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.trees import tree_balanced
 from meshmend.trees.tree_balanced import balance_loads
 from meshmend.trees.tree_counts import least_load
 from meshmend.trees.tree_disjoint import disjoint_forest
@@ -86,51 +85,6 @@ def test_a_rank_hung_elsewhere_leaves_trees(grown: Grown, data: st.DataObject) -
         forest.load[forest.ways[rank, port, LINK]] += 1
 
         check_forest(forest, cap=cap)
-
-
-@given(forests)
-@settings(max_examples=40, deadline=None)
-def test_chains_leave_trees_and_no_more_load_above_the_goal(grown: Grown) -> None:
-    mesh, forest, cap = grown
-    goal = goal_of(mesh, forest.state.shape[1])
-    above = np.maximum(forest.load - goal, 0).sum()
-    trail = np.empty((len(forest.load), 7), dtype=np.int32)
-    stack = np.empty(mesh.n_live, dtype=np.int32)
-
-    arrays = (forest.ways, forest.ends, forest.state, forest.load)
-    tree_balanced._chains(*arrays, trail, forest.goals(goal), cap, stack)
-
-    check_forest(forest, cap=cap)
-    assert np.maximum(forest.load - goal, 0).sum() <= above
-
-
-@given(forests, st.data())
-@settings(max_examples=40, deadline=None)
-def test_a_kick_leaves_trees(grown: Grown, data: st.DataObject) -> None:
-    mesh, forest, cap = grown
-    used = np.flatnonzero(forest.load)
-    if not used.size:
-        return
-    link = int(data.draw(st.sampled_from(used.tolist())))
-    arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
-    scratch = np.empty((3, mesh.n_live), dtype=np.int32)
-
-    tree_balanced._kick(*arrays, link, forest.goals(forest.busiest), cap, scratch)
-
-    check_forest(forest, cap=cap)
-
-
-@given(forests)
-@settings(max_examples=40, deadline=None)
-def test_a_tree_grown_anew_leaves_trees(grown: Grown) -> None:
-    mesh, forest, cap = grown
-    roots = mesh_figures(mesh).ranks_within(cap)
-    arrays = (forest.ways, forest.ends, forest.state, forest.load, forest.random)
-    scratch = np.empty((3, mesh.n_live), dtype=np.int32)
-
-    tree_balanced._regrow(*arrays, forest.goals(0), roots, scratch)
-
-    check_forest(forest, cap=cap)
 
 
 @given(forests)

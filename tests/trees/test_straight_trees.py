@@ -11,8 +11,7 @@ from meshmend.topology.fabric import fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import distances_from
 from meshmend.topology.mesh import Mesh
-from meshmend.trees import straight_trees
-from meshmend.trees.straight_trees import GAP, RootChoice, root_choices, straight_forest
+from meshmend.trees.straight_trees import GAP, RootChoice, combs, root_choices, straight_forest
 from meshmend.trees.tree_counts import pace
 from meshmend.trees.tree_forest import PORT, Forest, check_forest
 from meshmend.trees.tree_gaps import bend
@@ -71,7 +70,7 @@ def test_a_packing_needs_no_more_than_the_pace_or_there_is_none(
 def test_two_combs_by_hand() -> None:
     # 3x3, both trees from the middle. The lines of one go along the first axis, of the other along
     # the second, and the line through the root goes across them.
-    forest = straight_trees._combs(mesh_figures(Mesh((3, 3))), 2, RootChoice(0, 0))
+    forest = combs(mesh_figures(Mesh((3, 3))), 2, RootChoice(0, 0))
     ports = forest.state[:, :, PORT].T
     parents = np.where(ports >= 0, Mesh((3, 3)).neighbor_ranks[np.arange(9), ports], -1)
 
@@ -84,7 +83,7 @@ def test_two_combs_by_hand() -> None:
 def test_most_ranks_stay_on_their_lines() -> None:
     figures = mesh_figures(SQUARE)
     choice = root_choices(figures, 4)[0]
-    lines = straight_trees._combs(figures, 4, choice).state[:, :, PORT]
+    lines = combs(figures, 4, choice).state[:, :, PORT]
 
     forest, too_much = straight_forest(figures, 4, choice)
 
@@ -100,7 +99,7 @@ def test_the_most_promising_choice_of_roots_comes_first_and_one_of_the_first_can
     choices = root_choices(figures, 4)
     too_much = []
     for choice in (choices[0], choices[-1]):
-        forest = straight_trees._combs(figures, 4, choice)
+        forest = combs(figures, 4, choice)
         too_much.append(bend(forest, goal=2, gap=GAP, moves_per_rank_and_tree=15))
 
     assert too_much[0] < too_much[1]

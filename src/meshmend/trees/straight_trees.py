@@ -77,7 +77,7 @@ def root_choices(figures: MeshFigures, n_trees: int) -> tuple[RootChoice, ...]:
 def _bent(
     figures: MeshFigures, n_trees: int, choice: RootChoice, n_moves: int
 ) -> tuple[Forest, float]:
-    forest = _combs(figures, n_trees, choice)
+    forest = combs(figures, n_trees, choice)
     goal = pace(figures, n_trees, GAP)
     return forest, bend(forest, goal=goal, gap=GAP, moves_per_rank_and_tree=n_moves)
 
@@ -91,7 +91,7 @@ def _roots_and_axes(figures: MeshFigures, n_trees: int, choice: RootChoice) -> t
     return roots[order].astype(np.int32), axes[order].astype(np.int32)
 
 
-def _combs(figures: MeshFigures, n_trees: int, choice: RootChoice) -> Forest:
+def combs(figures: MeshFigures, n_trees: int, choice: RootChoice) -> Forest:
     """Return shortest-path trees whose lines go along their axis as far as possible."""
     mesh = figures.mesh
     roots, axes = _roots_and_axes(figures, n_trees, choice)
