@@ -34,7 +34,7 @@ LINES = {
     "simulate": "--mesh 2x2 --algorithm nope",
     "forecast": "--mesh 4x4 --fabric nope",
     "show": "--mesh 2x2 --algorithm nope",
-    "train": "--mesh 1x1 --resume /nowhere --steps 3",
+    "train": "--mesh 1x1 --resume /nowhere --steps 3 --allow-faults",  # without --explore
     "run": "nowhere.py --mesh 2x2",
     "coordinator": "--mesh 2x2 --listen 999.0.0.1:0",
     "worker": "nowhere.py --coordinator 127.0.0.1:1 --mesh 2x2 --chip 0,0",

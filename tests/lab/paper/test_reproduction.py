@@ -142,7 +142,7 @@ def test_a_hole_that_costs_no_time_costs_no_efficiency(share: float, time_s: flo
 
 
 def test_differences_are_predicted_less_printed() -> None:
-    cell = Cell(printed=2.0, predicted=1.9)
+    cell = Cell(printed=2.0, predicted=1.9, full_mesh=1.8)
 
     assert cell.difference == pytest.approx(-0.1)
     assert cell.relative_difference == pytest.approx(-0.05)
@@ -305,8 +305,8 @@ def test_command_prints_every_cell_and_the_note(small_command: typer.Typer) -> N
         assert f"{100 * row.overhead.predicted:.2f}" in result.stdout
         assert f"{row.minutes.difference:+.3f}" in result.stdout
         assert f"{row.efficiency.predicted:.3f}" in result.stdout
-    assert "note: Small on 64: Made up & small." in result.stdout
-    assert "of 4 cells of table 1 lie within the paper's 2% variance" in result.stdout
+    assert "* Small on 64 chips: Made up & small." in result.stdout
+    assert "of 4 cells of table 1 lie within the 2% by which the paper's runs vary" in result.stdout
 
 
 def test_command_prints_json_and_writes_the_page(

@@ -50,10 +50,11 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the paper beside ours."""
+    """One number of the paper beside ours, and what it is on the full mesh."""
 
     printed: float
     predicted: float
+    full_mesh: float
 
     @property
     def difference(self) -> float:
@@ -97,7 +98,8 @@ class Prediction:
     def overhead(self) -> Cell:
         """The share of allreduce in a step on the broken mesh (table 2)."""
         step_s = self.broken.time_s + self.broken_compute_s
-        return Cell(self.row.broken_overhead, self.broken.time_s / step_s)
+        share = self.broken.time_s / step_s
+        return Cell(self.row.broken_overhead, share, self.row.full_overhead)
 
     @property
     def minutes(self) -> Cell:
@@ -107,15 +109,15 @@ class Prediction:
         n_steps = self.row.full_chips / self.row.broken_chips
         if self.setting.batch == "global":
             n_steps = 1
-        return Cell(
-            self.row.broken_minutes, self.row.full_minutes * n_steps * broken_step_s / full_step_s
-        )
+        full_minutes = self.row.full_minutes
+        minutes = full_minutes * n_steps * broken_step_s / full_step_s
+        return Cell(self.row.broken_minutes, minutes, full_minutes)
 
     @property
     def efficiency(self) -> Cell:
         """The relative efficiency of table 1, from the predicted minutes."""
         predicted = self.row.efficiency_of(self.minutes.predicted)
-        return Cell(self.row.relative_efficiency, predicted)
+        return Cell(self.row.relative_efficiency, predicted, full_mesh=1.0)
 
     def summary(self) -> dict[str, Any]:
         """Return the prediction as a JSON value."""

@@ -1,11 +1,15 @@
-"""Tables 1 and 2 of the paper beside ours, and what other readings of the paper would give."""
+"""Tables 1 and 2 of the paper beside ours, and what other readings of the paper would give.
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+`tables` writes all of it as tables, for the terminal and the page alike.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from meshmend.lab.paper.paper_tables import FAILED_REGION, PAPER_ROWS, RUN_TO_RUN, PaperRow
 from meshmend.lab.paper.prediction import (
+    Cell,
     Prediction,
     Setting,
     StepTiming,
@@ -18,6 +22,7 @@ from meshmend.planning.progress import ProgressCallback, ProgressShares, no_prog
 from meshmend.planning.target import Question
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
+from meshmend.units import format_bytes, format_time
 
 _ROUNDING = 0.0005  # table 2 prints shares to a tenth of a per cent
 _MAX_HOP_LATENCY_S = 8e-6
@@ -134,7 +139,7 @@ class Reproduction:
     def n_within_variance(self) -> tuple[int, int]:
         """Return how many of table 1's cells the paper's scheme meets to 2 %, and of how many."""
         cells = [cell for row in self.paper for cell in (row.minutes, row.efficiency)]
-        return sum(abs(cell.relative_difference) <= RUN_TO_RUN for cell in cells), len(cells)
+        return sum(map(_is_near, cells)), len(cells)
 
     def summary(self) -> dict[str, Any]:
         """Return everything as a JSON value."""
@@ -235,3 +240,202 @@ def _links(rows: Sequence[PaperRow], setting: Setting, progress: ProgressCallbac
 def _on_full_mesh(row: PaperRow, fabric: Fabric, progress: ProgressCallback) -> StepTiming:
     progress(f"{row.workload.name}, {row.full_chips} chips: {TREES}")
     return timing(Question(Mesh(row.shape), float(row.workload.payload_bytes), fabric), TREES)
+
+
+def _is_near(cell: Cell) -> bool:
+    return abs(cell.relative_difference) <= RUN_TO_RUN
+
+
+# What the command prints and the page shows.
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: words in its first column, numbers in the others; `missed` cells are (row, column).
+
+    Those are predictions that miss what the paper printed by more than its runs vary.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    missed: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+
+    def text(self) -> str:
+        """Return the table as lines, the title first."""
+        lines = (self.heads, *self.rows)
+        first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        return "\n".join(
+            [self.title]
+            + [
+                head.ljust(first)
+                + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+                for head, *cells in lines
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the paper's tables: its name in a prediction, and how it is written."""
+
+    title: str
+    name: str
+    scale: float
+    in_print: str
+    ours: str
+
+    def cell(self, row: Prediction) -> Cell:
+        found: Cell = getattr(row, self.name)
+        return found
+
+    def printed(self, row: Prediction) -> str:
+        """Return what the paper printed, with a star where that is odd."""
+        star = "*" if row.row.note and self.name == "efficiency" else ""
+        return f"{self.scale * self.cell(row).printed:{self.in_print}}{star}"
+
+    def predicted(self, row: Prediction) -> str:
+        return f"{self.scale * self.cell(row).predicted:{self.ours}}"
+
+    def difference(self, row: Prediction) -> str:
+        return f"{self.scale * self.cell(row).difference:+{self.ours}}"
+
+
+_COLUMNS = (
+    _Column("Table 2: allreduce, % of a step", "overhead", 100.0, ".1f", ".2f"),
+    _Column("Table 1: minutes to train", "minutes", 1.0, ".2f", ".3f"),
+    _Column("Table 1: relative efficiency", "efficiency", 1.0, ".3g", ".3f"),
+)
+
+
+def tables(result: Reproduction) -> Iterator[Table]:
+    """Yield all tables of a reproduction, the calibration first."""
+    scheme = result.setting.broken_algorithm
+    yield Table(
+        f"Calibrated on the full-mesh columns, which run {result.setting.full_algorithm}",
+        ("benchmark", "chips", "payload", "allreduce", "slices", "of a step", "so compute"),
+        tuple(
+            (
+                *_named(row, row.row.full_chips),
+                format_bytes(row.row.workload.payload_bytes),
+                format_time(row.full.time_s),
+                str(row.full.slices),
+                f"{row.row.full_overhead:.1%}",
+                format_time(row.compute_s),
+            )
+            for row in result.paper
+        ),
+    )
+    yield Table(
+        "Allreduce on the fault-tolerant mesh, simulated",
+        ("benchmark", "chips", scheme, "slices", "best of ours"),
+        tuple(
+            (
+                *_named(row),
+                f"{row.broken.time_s * 1e3:.2f} ms",
+                str(row.broken.slices),
+                f"{our.broken.time_s * 1e3:.2f} ms {our.setting.broken_algorithm}",
+            )
+            for row, our in zip(result.paper, result.ours, strict=True)
+        ),
+    )
+    yield from (_compared(result, column) for column in _COLUMNS)
+    yield Table(
+        "Relative efficiency by the paper's own figures",
+        ("benchmark", "chips", "printed", "by its times", "by table 2"),
+        tuple(
+            (
+                *_named(row),
+                f"{row.row.relative_efficiency:.3g}",
+                f"{row.row.efficiency_of_times:.3f}",
+                f"{row.row.efficiency_of_overheads:.3f}",
+            )
+            for row in result.paper
+        ),
+    )
+    if result.readings:
+        yield from (_read_otherwise(result, column) for column in (_COLUMNS[0], _COLUMNS[2]))
+        yield _holes(result)
+
+
+def _named(row: Prediction, chips: int | None = None) -> tuple[str, str]:
+    return row.row.workload.name, str(row.row.broken_chips if chips is None else chips)
+
+
+def _compared(result: Reproduction, column: _Column) -> Table:
+    """Return a column of the paper's tables beside ours."""
+    rows = tuple(
+        (
+            *_named(row),
+            f"{column.scale * column.cell(row).full_mesh:{column.in_print}}",
+            column.printed(row),
+            column.predicted(row),
+            column.difference(row),
+            column.predicted(our),
+            column.difference(our),
+        )
+        for row, our in zip(result.paper, result.ours, strict=True)
+    )
+    scheme, difference = result.setting.broken_algorithm, "difference"
+    heads = ("benchmark", "chips", "full mesh", "printed", scheme, difference)
+    missed = [
+        (at, heads.index(difference))
+        for at, row in enumerate(result.paper)
+        if column.name != "overhead" and not _is_near(column.cell(row))
+    ]
+    return Table(column.title, (*heads, "best of ours", difference), rows, frozenset(missed))
+
+
+def _read_otherwise(result: Reproduction, column: _Column) -> Table:
+    """Return what a column becomes with each other reading, one changed thing a row."""
+    readings = [("as above", result.paper), *((r.words, r.predictions) for r in result.readings)]
+    return Table(
+        f"{column.title}, other readings",
+        ("", *(" ".join(_named(row)) for row in result.paper)),
+        (
+            ("printed", *map(column.printed, result.paper)),
+            *((words, *map(column.predicted, rows)) for words, rows in readings),
+        ),
+    )
+
+
+def _holes(result: Reproduction) -> Table:
+    return Table(
+        "What the hole costs our own allreduce",
+        ("benchmark", "chips", "full mesh", "broken mesh", "the hole costs", "packing"),
+        tuple(
+            (
+                *_named(row),
+                format_time(full.time_s),
+                format_time(row.broken.time_s),
+                f"{row.broken.time_s / full.time_s - 1:+.1%}",
+                row.broken.detail,
+            )
+            for row, full in zip(result.ours, result.full_ours, strict=True)
+        ),
+    )
+
+
+def remarks(result: Reproduction) -> list[str]:
+    """Return how many cells are met, and what is odd about rows, as sentences."""
+    within, cells = result.n_within_variance()
+    met = f"{within} of {cells} cells of table 1 lie within the {RUN_TO_RUN:.0%} by which the "
+    odd = [row.row for row in result.paper if row.row.note]
+    return [
+        f"{met}paper's runs vary.",
+        *(f"* {row.workload.name} on {row.full_chips} chips: {row.note}" for row in odd),
+    ]
+
+
+def links_words(result: Reproduction) -> str:
+    """Return what the full-mesh columns say about the links; empty if nothing."""
+    links = result.links
+    if links is None:
+        return ""
+    return (
+        "From the smaller to the larger full mesh the printed shares imply that the first "
+        f"benchmark's allreduce takes {links.printed:.3f} times as long ({links.printed_low:.3f} "
+        f"to {links.printed_high:.3f} by rounding), if the global batch is the same; "
+        f"{result.setting.fabric.name} gives {links.preset:.3f}. The calibrated hop latency is the "
+        "one that gives the printed growth."
+    )

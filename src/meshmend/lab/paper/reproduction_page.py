@@ -1,13 +1,19 @@
 """The reproduction as one HTML page: tables, charts and the paper's figures, nothing to fetch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 from meshmend.lab.paper.paper_figures import paper_figures
-from meshmend.lab.paper.paper_tables import RUN_TO_RUN, PaperRow
-from meshmend.lab.paper.prediction import Cell, broken_mesh
-from meshmend.lab.paper.reproduction import Reproduction
+from meshmend.lab.paper.paper_tables import RUN_TO_RUN
+from meshmend.lab.paper.prediction import broken_mesh
+from meshmend.lab.paper.reproduction import (
+    Reproduction,
+    Table,
+    links_words,
+    remarks,
+    tables,
+)
 from meshmend.pages.draw.page import card, page, table
 from meshmend.pages.draw.svg import (
     BLUE,
@@ -26,7 +32,6 @@ from meshmend.pages.draw.svg import (
     line_path,
     mark,
 )
-from meshmend.units import format_bytes, format_time
 
 _WIDTH = 960.0
 _BARS_HEIGHT = 240.0
@@ -43,38 +48,48 @@ td:first-child, th:first-child { padding-left: 0; }
 .grid .card { margin: 0; display: flex; align-items: flex-start; justify-content: center; }
 .wide { grid-column: 1 / -1; }
 """
-_FULL_MESH: dict[str, Callable[[PaperRow], str]] = {
-    "overhead": lambda row: f"{100 * row.full_overhead:.1f}",
-    "minutes": lambda row: f"{row.full_minutes:.2f}",
-    "efficiency": lambda row: "1",
-}
-# How a cell is written: times what, as the paper prints it, and as we do.
-_FORMATS = {
-    "overhead": (100.0, ".1f", ".2f"),
-    "minutes": (1.0, ".2f", ".3f"),
-    "efficiency": (1.0, ".3g", ".3f"),
-}
 _WIDE_FIGURES = ("figure-05", "figure-09", "figure-10")
 
 
 def reproduction_page(result: Reproduction) -> str:
     """Return a complete HTML document that loads nothing from anywhere."""
+    calibration, simulated, *compared = map(_table, tables(result))
+    own_consistency, *readings = compared[3:]
+    missed = "".join(f"<p>{escape(words)}</p>" for words in remarks(result))
     parts = [
         f"<h1>{_TITLE}</h1>",
         _method(result),
-        _calibration(result),
+        calibration,
         "<h2>Predicted</h2>",
         card(overheads_svg(result), look="chart"),
-        _compared(result, "Table 2: allreduce on the fault-tolerant mesh, % of a step", "overhead"),
-        _compared(result, "Table 1: minutes to train on the fault-tolerant mesh", "minutes"),
-        _compared(result, "Table 1: relative efficiency", "efficiency"),
-        _notes(result),
-        _own_consistency(result),
+        simulated,
+        *compared[:3],
+        f"{missed}<p>Differences of the other cells are red.</p>",
+        own_consistency,
         card(efficiencies_svg(result), look="chart"),
-        *([_readings(result)] if result.readings else []),
+        *([_READINGS, f"<p>{escape(links_words(result))}</p>", *readings] if readings else []),
         _figures(),
     ]
     return page(_TITLE, parts, style=_STYLE, dark=False)
+
+
+_READINGS = (
+    "<h2>Other readings of what the paper leaves open</h2>"
+    "<p>Each row changes one thing and predicts again, with the slices found above where the "
+    "algorithm is the same.</p>"
+)
+
+
+def _table(shown: Table) -> str:
+    def written(row: int, column: int, cell: str) -> str:
+        text = escape(cell.replace("-", "−", 1) if cell.startswith("-") else cell)
+        return f'<span class="bad">{text}</span>' if (row, column) in shown.missed else text
+
+    rows = [
+        [written(at, column, cell) for column, cell in enumerate(cells)]
+        for at, cells in enumerate(shown.rows)
+    ]
+    return card(table([*map(escape, shown.heads)], rows, caption=escape(shown.title)))
 
 
 def _method(result: Reproduction) -> str:
@@ -93,145 +108,6 @@ def _method(result: Reproduction) -> str:
         f"{escape(setting.batch)} and the number of samples stay as they are; what is not steps "
         "is taken to scale with them.</p>"
     )
-
-
-def _calibration(result: Reproduction) -> str:
-    heads = ("Benchmark", "chips", "payload", "allreduce", "slices", "of a step", "so compute")
-    rows = [
-        (
-            row.row.workload.name,
-            str(row.row.full_chips),
-            format_bytes(row.row.workload.payload_bytes),
-            format_time(row.full.time_s),
-            str(row.full.slices),
-            f"{row.row.full_overhead:.1%}",
-            format_time(row.compute_s),
-        )
-        for row in result.paper
-    ]
-    caption = f"Calibrated on the full mesh ({escape(result.setting.full_algorithm)})"
-    return card(table(heads, rows, caption=caption))
-
-
-def _compared(result: Reproduction, caption: str, name: str) -> str:
-    """Return one column of a table beside ours; in table 1, misses by more than 2 % are red."""
-    scheme = escape(result.setting.broken_algorithm)
-    heads = ["Benchmark", "chips", "full mesh", "printed", scheme, "difference"]
-    heads += ["best of ours", "difference"]
-    scale, printed, ours = _FORMATS[name]
-
-    def difference(cell: Cell) -> str:
-        return f"{scale * cell.difference:+{ours}}".replace("-", "−")
-
-    rows = []
-    for row, our in zip(result.paper, result.ours, strict=True):
-        cell, best = getattr(row, name), getattr(our, name)
-        missed = name != "overhead" and not _is_near(cell)
-        star = "*" if row.row.note and name == "efficiency" else ""
-        rows.append(
-            (
-                row.row.workload.name,
-                str(row.row.broken_chips),
-                _FULL_MESH[name](row.row),
-                f"{scale * cell.printed:{printed}}{star}",
-                f"{scale * cell.predicted:{ours}}",
-                f'<span class="bad">{difference(cell)}</span>' if missed else difference(cell),
-                f"{scale * best.predicted:{ours}}",
-                difference(best),
-            )
-        )
-    return card(table(heads, rows, caption=caption))
-
-
-def _is_near(cell: Cell) -> bool:
-    return abs(cell.relative_difference) <= RUN_TO_RUN
-
-
-def _notes(result: Reproduction) -> str:
-    within, cells = result.n_within_variance()
-    words = [
-        f"{within} of {cells} cells of table 1 lie within the {RUN_TO_RUN:.0%} by which the "
-        "paper's runs vary; the others are red."
-    ]
-    words += [
-        f"* {row.row.workload.name} on {row.row.full_chips} chips: {row.row.note}"
-        for row in result.paper
-        if row.row.note
-    ]
-    return "".join(f"<p>{escape(each)}</p>" for each in words)
-
-
-def _own_consistency(result: Reproduction) -> str:
-    heads = ("Benchmark", "chips", "printed", "by its own times", "by its table 2")
-    rows = [
-        (
-            row.row.workload.name,
-            str(row.row.broken_chips),
-            f"{row.row.relative_efficiency:.3g}",
-            f"{row.row.efficiency_of_times:.3f}",
-            f"{row.row.efficiency_of_overheads:.3f}",
-        )
-        for row in result.paper
-    ]
-    return card(table(heads, rows, caption="Relative efficiency by the paper's own figures"))
-
-
-def _readings(result: Reproduction) -> str:
-    heads = ["", *(f"{row.row.workload.name} {row.row.broken_chips}" for row in result.paper)]
-    tables = []
-    for caption, name in (
-        ("Table 2: allreduce, % of a step", "overhead"),
-        ("Table 1: relative efficiency", "efficiency"),
-    ):
-        scale, in_print, ours = _FORMATS[name]
-        rows = [
-            (
-                "printed",
-                *(f"{scale * getattr(row, name).printed:{in_print}}" for row in result.paper),
-            )
-        ]
-        readings = [
-            ("as above", result.paper),
-            *((r.words, r.predictions) for r in result.readings),
-        ]
-        for words, predictions in readings:
-            values = (f"{scale * getattr(row, name).predicted:{ours}}" for row in predictions)
-            rows.append((escape(words), *values))
-        tables.append(card(table(heads, rows, caption=caption)))
-    return (
-        "<h2>Other readings of what the paper leaves open</h2>"
-        "<p>Each row changes one thing and predicts again, with the slices found above where the "
-        f"algorithm is the same.{_links_words(result)}</p>" + "".join(tables) + _our_holes(result)
-    )
-
-
-def _links_words(result: Reproduction) -> str:
-    links = result.links
-    if links is None:
-        return ""
-    return (
-        f" From the smaller to the larger full mesh the printed shares imply that ResNet-50's "
-        f"allreduce takes {links.printed:.3f} times as long ({links.printed_low:.3f} to "
-        f"{links.printed_high:.3f} by rounding), if the global batch is the same; "
-        f"{escape(result.setting.fabric.name)} gives {links.preset:.3f}. The calibrated hop "
-        "latency is the one that gives the printed growth."
-    )
-
-
-def _our_holes(result: Reproduction) -> str:
-    heads = ("Benchmark", "chips", "full mesh", "broken mesh", "the hole costs", "packing")
-    rows = [
-        (
-            row.row.workload.name,
-            str(row.row.broken_chips),
-            format_time(full.time_s),
-            format_time(row.broken.time_s),
-            f"{row.broken.time_s / full.time_s - 1:+.1%}",
-            escape(row.broken.detail),
-        )
-        for row, full in zip(result.ours, result.full_ours, strict=True)
-    ]
-    return card(table(heads, rows, caption="What the hole costs our own allreduce"))
 
 
 def _figures() -> str:
