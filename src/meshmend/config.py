@@ -1009,22 +1009,30 @@ def _check_key(key: str, source: str, command: str = "") -> None:
         raise InputError(f"{source} {key} has no effect: meshmend {command} does not read it")
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what stands in the file of `--config`.
+
+    Raises:
+        InputError: it cannot be read, or is no TOML.
+    """
+    try:
+        if path.is_char_device():
+            raise InputError(f"cannot read --config {path}: it is a device, not a file")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read --config {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # of TOML or of UTF-8
+        raise InputError(f"--config needs a TOML file, but {path} is none: {error}") from None
+
+
 def _read_file(path: Path) -> dict[str, object]:
     """Return the settings in a TOML file by their keys.
 
     Raises:
         InputError: it cannot be read, or has a name that is no setting.
     """
-    try:
-        if path.is_char_device():
-            raise InputError(f"cannot read --config {path}: it is a device, not a file")
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read --config {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # of TOML or of UTF-8
-        raise InputError(f"--config needs a TOML file, but {path} is none: {error}") from None
     found: dict[str, object] = {}
-    for group, inside in tree.items():
+    for group, inside in read_toml(path).items():
         if not isinstance(inside, dict):
             raise InputError(
                 f"{path}: {group[:60]} needs to be in a group, such as [timing]; docs/settings.md "

@@ -284,7 +284,11 @@ def test_a_long_forecast_says_what_it_does_and_ends_with_ctrl_c_in_one_line(tmp_
             "needs one of kept, shrunk",
         ),
         ("--failures-per-1000-host-days 1 --repair 1h --price -1", "--price needs a number"),
-        ("--failures-per-1000-host-days 1 --repair 1h --config no.toml", "cannot read no.toml"),
+        (
+            "--failures-per-1000-host-days 1 --repair 1h --config no.toml",
+            "cannot read --config no.toml",
+        ),
+        ("--config /dev/zero", "it is a device, not a file"),
         ("--failures-per-1000-host-days 1 --repair 1h --trace no.csv", "cannot read no.csv"),
         (
             "--failures-per-1000-host-days 1 --repair 1h --set tile=3x1",
@@ -319,7 +323,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mesh = ", "needs to be TOML"),
+        ("mesh = ", "--config needs a TOML file"),
         ("speed = 3", "forecast knows no input 'speed'"),
         ("mesh = [4, 4]", "mesh needs a text or a number"),
         ('presets = "llama-3"', "presets needs a list of names"),

@@ -7,12 +7,12 @@ their source; what it does not know, the forecast asks for or prints as an assum
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshmend.config import read_toml
 from meshmend.errors import InputError, TopologyError, UnitError
 from meshmend.forecast.scenario import (
     DALY,
@@ -437,13 +437,7 @@ def read_config(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     Raises:
         InputError: the file cannot be read, or a value is neither a text nor a number.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise InputError(f"cannot read {path}: {reason}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} needs to be TOML, but {error}") from None
+    document = read_toml(path)
     presets = document.pop("presets", [])
     if not isinstance(presets, list) or not all(isinstance(name, str) for name in presets):
         raise InputError(f"{path}: presets needs a list of names, but got {presets!r}")
