@@ -289,7 +289,11 @@ def test_a_long_forecast_says_what_it_does_and_ends_with_ctrl_c_in_one_line(tmp_
             "cannot read --config no.toml",
         ),
         ("--config /dev/zero", "it is a device, not a file"),
-        ("--failures-per-1000-host-days 1 --repair 1h --trace no.csv", "cannot read no.csv"),
+        (
+            "--failures-per-1000-host-days 1 --repair 1h --trace no.csv",
+            "cannot read the trace no.csv",
+        ),
+        ("--trace /dev/zero --fit", "it is a device, not a file"),
         (
             "--failures-per-1000-host-days 1 --repair 1h --set tile=3x1",
             "the tile 3x1 needs to tile",

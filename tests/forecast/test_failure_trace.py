@@ -72,6 +72,7 @@ def test_lanl_names_nodes_by_system_and_leaves_out_what_was_never_fixed(tmp_path
         ("when,who\n1,2\n", "needs a header with node, down and up"),
         ("node,down,up\n", "needs one outage or more"),
         ("", "needs a header"),
+        ("a" * 200_000, "needs to be CSV, but field larger than field limit"),
         (f"{LANL_HEAD}\n{lanl_row(2, 0, 'June', '6/22/2005 12:00')}", "line 2"),
     ],
 )

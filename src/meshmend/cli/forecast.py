@@ -9,6 +9,7 @@ import typer
 from meshmend.cli.console import (
     announce_compilation,
     cache_dir,
+    check_readable,
     check_suffix,
     check_writable,
     note,
@@ -154,6 +155,8 @@ def forecast_command(
         return
     from meshmend.forecast.inputs import assigned, gathered
 
+    if trace is not None:
+        check_readable(trace, "the trace")
     if fit:
         _print_fit(trace, as_json=as_json)
         return

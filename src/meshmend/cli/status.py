@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshmend.cli.console import cache_dir, note, print_json
+from meshmend.cli.console import cache_dir, check_readable, note, print_json
 from meshmend.cli.options import JsonOption, SecretOption, check_seconds
 from meshmend.files import write_whole
 
@@ -94,6 +94,7 @@ def status_command(
     if state is not None:
         from meshmend.membership.record_file import members_in
 
+        check_readable(state, "the coordinator's record")
         workers += members_in(state)
     remembered = _remembered(endpoint)
     secret = secret_from(os.environ, secret_file).encode()

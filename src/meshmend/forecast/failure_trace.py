@@ -61,13 +61,13 @@ def read_trace(path: Path) -> FailureTrace:
     """Return the outages of a file; outages of a node that overlap become one.
 
     Raises:
-        InputError: it cannot be read, has other columns, or an outage ends before it starts.
+        InputError: it has other columns, or an outage ends before it starts.
     """
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
             rows = list(csv.reader(file))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except csv.Error as error:
+        raise InputError(f"{path} needs to be CSV, but {error}") from None
     heads = [head.strip().lower() for head in rows[0]] if rows else []
     if {"node", "down", "up"} <= set(heads):
         outages = list(_plain(path, heads, rows[1:]))
@@ -75,7 +75,8 @@ def read_trace(path: Path) -> FailureTrace:
         outages = list(_lanl(path, heads, rows[1:]))
     else:
         raise InputError(
-            f"{path} needs a header with node, down and up, or LANL's columns, but got {heads[:6]}"
+            f"{path} needs a header with node, down and up, or LANL's columns, but got "
+            f"{str(heads[:6])[:200]}"
         )
     if not outages:
         raise InputError(f"{path} needs one outage or more, but has none")
