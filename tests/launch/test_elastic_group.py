@@ -324,6 +324,26 @@ def test_an_error_of_the_script_itself_is_not_retried(tmp_path: Path) -> None:
             "list(meshmend.torch.steps(2))",
             "the job has ended with its first loop over steps; give that loop all steps",
         ),
+        (
+            2,
+            "import torch.distributed as dist\n"
+            "dist.init_process_group('meshmend')\n"
+            "meshmend.torch.reconfigure(model)\n"
+            "for step in meshmend.torch.steps(2):\n"
+            "    dist.all_reduce(torch.ones(2))",
+            "steps needs a block for each step, or the same step comes for ever",
+        ),
+        (
+            1,  # the first block has counted
+            "import torch.distributed as dist\n"
+            "dist.init_process_group('meshmend')\n"
+            "meshmend.torch.reconfigure(model)\n"
+            "for step in meshmend.torch.steps(4):\n"
+            "    for part in range(2):\n"
+            "        with meshmend.torch.retrying():\n"
+            "            pass",
+            "retrying needs a step of its own, because each block counts as one",
+        ),
     ],
 )
 def test_misuse_is_refused_in_one_line(tmp_path: Path, code: int, lines: str, words: str) -> None:

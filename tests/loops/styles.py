@@ -497,6 +497,37 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.second(torch.tanh(self.first(inputs)))))
 
 
+class Taught(Net):
+    """Has a teacher, an average of its weights, which each forward pass in training moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = Net().requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            for mine, own in zip(self.teacher.parameters(), self.parameters(), strict=False):
+                mine.data = mine.data * 0.9 + own.data * 0.1
+        return super().forward(inputs) + 0.1 * self.teacher(inputs)
+
+
+@torch.no_grad()
+def decay(model: nn.Module) -> None:
+    for each in model.parameters():
+        each.mul_(0.99)
+
+
+def decayed(p: Parts, inputs: Tensor, labels: Tensor) -> Tensor:
+    loss = zero_first(p, inputs, labels)
+    decay(p.model)
+    return loss
+
+
+def job_decayed(job: Any, p: Parts, inputs: Tensor, labels: Tensor) -> None:
+    job_zero_first(job, p, inputs, labels)
+    decay(p.model)  # undone where the step did not count
+
+
 def two_optimizers() -> Parts:
     model = seeded(Net)
     return Parts(
@@ -701,6 +732,7 @@ STYLES: Final[Sequence[Style]] = (
     ),
     style("batch norm", lambda: parts(Normed, momentum), by_share=True),
     style("weight tying", lambda: parts(Tied), fronts=_ALL),
+    style("teacher, and decay by hand", lambda: parts(Taught), decayed, job_decayed),
     style("two optimizers", two_optimizers, both),
     style("rates per layer", lambda: parts(optimizer=rate_groups), fronts=_ALL),
     # No group: DDP itself raises in the step after a layer was frozen.

@@ -8,9 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.nn.utils import prune  # noqa: E402
+
 from commanding import meshmend_run  # noqa: E402
+from meshmend.errors import InputError  # noqa: E402
+from meshmend.train import Job  # noqa: E402
 from meshmend.train.torch.learner import TorchLearner  # noqa: E402
-from meshmend.train.torch.loop_state import LoopState  # noqa: E402
+from meshmend.train.torch.loop_state import LoopState, LoopWeights  # noqa: E402
 
 _SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "step": lambda of: torch.optim.lr_scheduler.StepLR(of, 1, gamma=0.5),
@@ -56,9 +60,9 @@ def stepped(scheduler: Any, metric: float) -> None:
 def test_a_scheduler_goes_on_as_if_the_turn_had_not_been(name: str, is_tensor: bool) -> None:
     rates = []
     for turns in ([True] * 6, [True, False, True, True, False, False, True, True, True]):
-        _, optimizer = made(torch.tensor(0.1, dtype=torch.float64) if is_tensor else 0.1)
+        model, optimizer = made(torch.tensor(0.1, dtype=torch.float64) if is_tensor else 0.1)
         scheduler = _SCHEDULERS[name](optimizer)
-        state = LoopState({"": optimizer}, [scheduler])
+        state = LoopState(model, {"": optimizer}, [scheduler])
         seen = []
         for at, counts in enumerate(turns):
             if not counts:
@@ -72,10 +76,12 @@ def test_a_scheduler_goes_on_as_if_the_turn_had_not_been(name: str, is_tensor: b
     assert rates[0] == rates[1]
 
 
-def test_averages_and_rates_by_hand_are_put_back_only_after_a_step_that_did_not_count() -> None:
+def test_averages_rates_and_weights_by_hand_are_put_back_only_after_a_step_that_did_not_count() -> (
+    None
+):
     model, optimizer = made()
     average = torch.optim.swa_utils.AveragedModel(model)
-    state = LoopState({"": optimizer}, [average])
+    state = LoopState(model, {"": optimizer}, [average])
     average.update_parameters(model)
     state.keep()
     with torch.no_grad():
@@ -86,11 +92,89 @@ def test_averages_and_rates_by_hand_are_put_back_only_after_a_step_that_did_not_
     state.put_back()
 
     assert int(average.n_averaged) == 1
-    assert not torch.equal(average.module.weight, model.weight)
+    assert torch.equal(average.module.weight, model.weight)
     assert settings(optimizer)[1]["lr"] == 0.1
     optimizer.param_groups[1]["lr"] = 7.0
     state.put_back()  # the turn counted, so the loop meant it
     assert settings(optimizer)[1]["lr"] == 7.0
+
+
+_CHANGES: dict[str, Callable[[Any], Any]] = {
+    "in place": lambda weight: weight.mul_(0.9),
+    "through data": lambda weight: weight.data.mul_(0.9),
+    "other memory": lambda weight: setattr(weight, "data", weight.data * 0.9),
+}
+
+
+@pytest.mark.parametrize("how", _CHANGES)
+@pytest.mark.parametrize("turns", [[True, False, True], [False, False, True, True]])
+def test_weights_that_change_before_each_step_go_on_as_if_the_turn_had_not_been(
+    how: str, turns: list[bool]
+) -> None:
+    model, _ = made()
+    first = model.weight.detach().clone()
+    weights = LoopWeights(model)
+    for counts in turns:
+        weights.begin()
+        with torch.no_grad():
+            _CHANGES[how](model.weight)
+        weights.note()
+        if not counts:
+            weights.restore()
+            weights.restore()  # a state may be put back more than once
+
+    torch.testing.assert_close(model.weight, first * 0.9**2)
+
+
+def test_a_weight_that_changes_for_the_first_time_in_a_step_that_does_not_count_is_told() -> None:
+    model, _ = made()
+    weights = LoopWeights(model)
+    for turn in range(3):
+        weights.begin()
+        if turn > 1:
+            model.bias.data = model.bias.data + 1
+        weights.note()
+
+    with pytest.raises(InputError, match=r"has changed bias before job.step, for the first time"):
+        weights.restore()
+    weights.forget()
+    weights.restore()  # of a step without samples, so without a turn of the loop
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("prune", "a model that keeps its parameters, but since the job was made 1 got others"),
+        ("replace", "but since the job was made the model got others"),
+        ("group", "optimizers that keep their parameters, but the loop has given them others"),
+    ],
+)
+def test_a_loop_that_gives_model_or_optimizer_other_parameters_is_refused(
+    change: str, words: str
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+    job = Job(model, optimizer, torch.ones(8, 2), batch=4, steps=3)
+    with pytest.raises(InputError, match=words):  # noqa: PT012
+        for inputs in job:
+            if job.step_number == 1 and change == "prune":
+                prune.l1_unstructured(model[1], "weight", 0.5)  # type: ignore[no-untyped-call]
+            elif job.step_number == 1 and change == "group":
+                optimizer.add_param_group({"params": list(model[1].parameters())})
+            elif job.step_number == 1:
+                model[1] = torch.nn.Linear(2, 2)
+            loss = model(inputs).square().mean()
+            loss.backward()
+            job.step(loss)
+    assert job.step_number == 1
+
+
+def test_an_optimizer_of_what_the_job_does_not_know_is_refused() -> None:
+    model, _ = made()
+    flat = torch.nn.Parameter(torch.zeros(6))
+
+    with pytest.raises(InputError, match=r"SGD steps one of shape \[6\] that the model has not"):
+        Job(model, torch.optim.SGD([flat], 0.1), torch.ones(8, 2), batch=4, steps=3)
 
 
 def test_what_is_not_the_same_on_all_chips_is_left_alone() -> None:
@@ -103,8 +187,8 @@ def test_what_is_not_the_same_on_all_chips_is_left_alone() -> None:
         def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
             raise AssertionError
 
-    _, optimizer = made()
-    state = LoopState({"": optimizer}, [Trainer()])
+    model, optimizer = made()
+    state = LoopState(model, {"": optimizer}, [Trainer()])
 
     state.keep()
     state.put_back()

@@ -312,7 +312,7 @@ class JobCore:
         Raises:
             JobFailedError: neither a chip nor a checkpoint has a state to go on from.
         """
-        loop = self._loop
+        loop, process = self._loop, os.getpid()
         if loop is not None:
             loop.start()
         try:
@@ -333,12 +333,15 @@ class JobCore:
                     self._saving.wait()
                     loop.finish()
         except GeneratorExit:
+            if os.getpid() != process:  # a child that the loop has forked ends, not the loop
+                raise
             if loop is None and self.share is None:
                 self._save()
             self._leave()
             raise
         finally:
-            self._saving.wait()
+            if os.getpid() == process:
+                self._saving.wait()
         self._close()
 
     def _take_better_plans(self) -> bool:

@@ -255,6 +255,7 @@ class ElasticGroup:
         self.loss = 0.0  # of the last step; with tiles, what all chips have added up
 
         # The step in flight.
+        self._is_due = False  # it was yielded, and no block has begun it
         self._is_checked = False  # whether the objects are known to hold all that steps change
         self._has_captured = False  # whether the state before the next step is kept
         self._n_stepped = 0  # optimizers that have stepped in this step
@@ -388,7 +389,13 @@ class ElasticGroup:
                     continue
                 if not (was_undone and self._has_captured):  # else all is as it was captured
                     self._capture()
+                self._is_due = True
                 yield self.step_number
+                if self._is_due:
+                    raise InputError(
+                        "steps needs a block for each step, or the same step comes for ever; put "
+                        "it into 'with meshmend.torch.retrying():'"
+                    )
             elif self._loop is None:
                 break
             elif not self.is_over:
@@ -414,7 +421,8 @@ class ElasticGroup:
         self.keep_up()
         if self.step_number == step and not self.is_over:
             self._take_better_plans()
-        return self.step_number == step and not self.is_over
+        self._is_due = self.step_number == step and not self.is_over
+        return self._is_due
 
     def _take_better_plans(self) -> bool:
         """Look at links and swap plans, once before a step; return False if the mesh changed."""
@@ -431,6 +439,12 @@ class ElasticGroup:
 
     def begin_step(self) -> None:
         """Prepare for a step that may fail."""
+        if not self._is_due:
+            raise InputError(
+                "retrying needs a step of its own, because each block counts as one; put all of a "
+                "step that meshmend.torch.steps yields into one block"
+            )
+        self._is_due = False
         self._n_stepped, self._loss = 0, 0.0
         self._has_failed = False
         self._self_injection.at(Moment.FORWARD, self.step_number)
@@ -449,6 +463,10 @@ class ElasticGroup:
             self.loss = self._loss
             return
         loop, exchange = self._joined.loop, self._joined.exchange
+        for group in groups_of_ours():
+            if group.failure is not None:  # and the script has caught the error
+                self.handle_failure(group.failure)
+                return
         self._refuse_half_step()
         self._state.note_moving()
         if self._tile is not None and not self._await_all(loop, exchange):

@@ -58,6 +58,13 @@ class GroupState:
                     f"{type(each).__name__}; pass the model, the optimizer, and what else changes "
                     "from step to step"
                 )
+            if hasattr(each, "consolidate_state_dict"):
+                raise InputError(
+                    "reconfigure needs all of an optimizer's state on each chip, but a "
+                    f"{type(each).__name__} has a part of it on each: a chip that dies would take "
+                    "its part along; pass the optimizer itself, or use "
+                    "meshmend.train.Job(shard_optimizer=True)"
+                )
         self.objects = tuple(objects)
         self._leaf = _local_leaf if is_part else _plain_leaf
         self.before = StateBefore(self.objects)
@@ -363,6 +370,12 @@ def _set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor, *, is_k
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Replace the state of an optimizer; its groups stay the same dicts, which others may hold."""
     groups = optimizer.param_groups
+    if len(groups) != len(state["param_groups"]):
+        raise InputError(
+            f"this chip's {type(optimizer).__name__} has {len(groups)} groups of parameters, but "
+            f"that of the other chips {len(state['param_groups'])}; make all groups before "
+            "reconfigure, with a learning rate of 0 for as long as they are to stay as they are"
+        )
     optimizer.load_state_dict(_as_optimizer(optimizer, state))
     for group, loaded in zip(groups, optimizer.param_groups, strict=True):
         if group is not loaded:

@@ -17,8 +17,19 @@ from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.backward_watch import BackwardWatch
 from meshmend.train.torch.gradients import Bytes, Gradients
-from meshmend.train.torch.loop_state import LoopState, Schedulers, Stateful, is_compared
-from meshmend.train.torch.optimizers import Optimizers, SteppedOptimizers, optimizers_of
+from meshmend.train.torch.loop_state import (
+    LoopState,
+    LoopWeights,
+    Schedulers,
+    Stateful,
+    is_compared,
+)
+from meshmend.train.torch.optimizers import (
+    Optimizers,
+    SteppedOptimizers,
+    check_of_model,
+    optimizers_of,
+)
 
 Models = torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
 
@@ -50,6 +61,7 @@ class TorchLearner:
         self._model = one_module(model)
         self.sharded: ShardedOptimizers | None = None
         named = self._named_optimizers = optimizers_of(optimizer)
+        check_of_model(named.values(), self._model)
         self._guard: Any = None  # against steps of the optimizers outside the job
         self._schedulers: Schedulers | None = None  # None until the first step begins
         self._is_updating = False
@@ -61,7 +73,8 @@ class TorchLearner:
             self._stepped = SteppedOptimizers(named, scaler, has_masters=master_weights)
         self._optimizers = self.sharded or self._stepped
         self._also = (*also, *([scaler] if scaler else []))
-        self.loop_state = LoopState(named, self._also)
+        self.loop_state = LoopState(self._model, named, self._also)
+        self._loop_weights = LoopWeights(self._model)
         self._parameter_names: dict[torch.Tensor, str] = {
             each: name for name, each in self._model.named_parameters()
         }
@@ -81,6 +94,8 @@ class TorchLearner:
         self._share, self._weight, self._max_norm = share, None, None
         self._forget_prepared()
         self._watch.begin(share.n_samples / share.batch, start)
+        self._loop_weights.begin()
+        self.loop_state.check_groups()
 
     def end(self) -> None:
         """Let the optimizers be stepped by anyone again: the job is over."""
@@ -140,6 +155,8 @@ class TorchLearner:
         """Put this chip's gradients and loss, times its weight, into the payloads."""
         assert self._schedulers is not None, "a step has begun"
         self._schedulers.check_before_step()
+        self._loop_weights.note()
+        self.loop_state.check_groups()
         if self._share.n_samples < self._share.batch:
             self._watch.check_unchanged()
         self._watch.end()
@@ -172,6 +189,7 @@ class TorchLearner:
 
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
+        self._loop_weights.forget()
         self._forget_prepared()
         self._gradients.clear(is_last=is_last)
 
@@ -197,9 +215,10 @@ class TorchLearner:
         return self._gradients.non_finite()
 
     def undo(self) -> None:
-        """Reset running statistics to what they were before the step, which does not count."""
+        """Reset buffers, and weights that the loop changed: the step does not count."""
         self._watch.abandon()
         self._gradients.restore()
+        self._loop_weights.restore()
 
     def update(self) -> float:
         """Step the optimizers with the sums; return the mean loss over all samples."""

@@ -1,7 +1,7 @@
-"""What a loop changes beside the model: schedulers, averages of weights, learning rates by hand.
+"""What a loop changes by itself: schedulers, averages of weights, rates and weights by hand.
 
-A loop does so after each turn, as in plain PyTorch. The job keeps it right: a turn that does not
-count leaves no trace, and checkpoints are written after it. What cannot be kept right is refused.
+A loop does so in each turn, as in plain PyTorch. The job keeps it right: a turn that does not count
+leaves no trace, and checkpoints are written after it. What cannot be kept right is refused.
 """
 
 import copy
@@ -34,20 +34,45 @@ def is_compared(part: Stateful) -> bool:
 
 
 class LoopState:
-    """The objects in `also` and the settings of the optimizers, which the loop may change."""
+    """The model, the objects in `also`, the settings of the optimizers: the loop may change them.
+
+    `keep` and `put_back` are for what it does after `job.step`.
+    """
 
     def __init__(
-        self, optimizers: Mapping[str, torch.optim.Optimizer], also: Sequence[Stateful]
+        self,
+        model: torch.nn.Module,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        also: Sequence[Stateful],
     ) -> None:
+        self._model = model
+        self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._optimizers = list(optimizers.values())
         self._also = [part for part in also if is_compared(part)]
+        self._n_parameters: list[int] = []  # of each group, when the first step began
         self._kept: tuple[list[dict[str, Any]], list[dict[str, Any]]] | None = None
+
+    def check_groups(self) -> None:
+        """Raise InputError if an optimizer has other parameters than in the first step.
+
+        A chip that joins, and a job that resumes, could not take the optimizer's state.
+        """
+        found = [len(group["params"]) for group in self._groups()]
+        self._n_parameters = self._n_parameters or found
+        if found != self._n_parameters:
+            raise InputError(
+                "Job needs optimizers that keep their parameters, but the loop has given them "
+                "others; make all groups before the job, with a learning rate of 0 for as long as "
+                "they are to stay as they are"
+            )
 
     def keep(self) -> None:
         """Remember all of it: the step did not count, so what the loop does after it must not."""
         self._kept = copy.deepcopy(
             ([part.state_dict() for part in self._also], [dict(each) for each in self._settings()])
         )
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        self._held = [(each, _copy(each)) for each in tensors]
 
     def put_back(self) -> None:
         """Undo what the loop has changed since `keep`, if that was called in this turn."""
@@ -63,6 +88,10 @@ class LoopState:
                     group[name].copy_(value)  # a compiled step holds this very tensor
                 else:
                     group[name] = value
+        held, self._held = self._held, []
+        with torch.no_grad():
+            for tensor, before in held:
+                tensor.copy_(before)
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         for optimizer in self._optimizers:
@@ -71,6 +100,89 @@ class LoopState:
     def _settings(self) -> Iterator[dict[str, Any]]:
         for group in self._groups():
             yield {name: value for name, value in group.items() if name != "params"}
+
+
+class LoopWeights:
+    """Weights that the loop changes before `job.step`, such as those of a teacher in the model.
+
+    In its first turn a chip copies all of them, and from then on those that were seen to change.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parameters = dict(model.named_parameters())
+        self._places = [
+            (path, held, [*map(id, held.values())])
+            for path, module in model.named_modules()
+            for held in (module._parameters, module._modules)
+            if held
+        ]
+        self._moving = set(self._parameters)  # as far as this chip knows
+        self._is_new = True
+        self._before: dict[str, torch.Tensor] = {}
+        self._marks: dict[str, tuple[int, int]] = {}
+        self._lost = ""  # a weight that changed in this turn, and was not copied before
+
+    def begin(self) -> None:
+        """Begin a turn of the loop."""
+        self._before = {name: _copy(self._parameters[name]) for name in sorted(self._moving)}
+        self._marks = {name: _mark(each) for name, each in self._parameters.items()}
+        self._lost = ""
+
+    def forget(self) -> None:
+        """Begin a step without a turn of the loop: this chip has no samples."""
+        self._before, self._lost = {}, ""
+
+    @torch.no_grad()
+    def note(self) -> None:
+        """Note what the loop has changed in this turn, up to `job.step`.
+
+        Raises:
+            InputError: the model has other parameters than when the job was made.
+        """
+        for path, held, before in self._places:
+            if [*map(id, held.values())] != before:
+                raise InputError(
+                    "Job needs a model that keeps its parameters, but since the job was made "
+                    f"{path or 'the model'} got others: their gradients would not be summed; prune "
+                    "or extend the model before you make the job"
+                )
+        changed = {
+            name for name, each in self._parameters.items() if _mark(each) != self._marks[name]
+        }
+        changed |= {
+            name
+            for name, before in self._before.items()
+            if not torch.equal(before, self._parameters[name].to(before.device))
+        }
+        self._lost = min(changed - self._before.keys(), default="")
+        self._moving = changed if self._is_new else self._moving | changed
+        self._is_new = False
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Make these weights what they were, because the step does not count.
+
+        Raises:
+            InputError: one has changed that the loop left alone in earlier turns.
+        """
+        if self._lost:
+            raise InputError(
+                f"the loop over a Job has changed {self._lost} before job.step, for the first time "
+                "and in a step that did not count, which cannot be undone; change weights after "
+                "job.step"
+            )
+        for name, before in self._before.items():
+            self._parameters[name].copy_(before)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in the memory of the host: that of a device may be full."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what differs when a tensor got other memory, or was written to but through `data`."""
+    return tensor.data_ptr(), tensor._version
 
 
 class Schedulers:

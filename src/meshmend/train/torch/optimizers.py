@@ -34,6 +34,25 @@ def optimizers_of(optimizer: Optimizers) -> dict[str, torch.optim.Optimizer]:
     return {"": optimizer}
 
 
+def check_of_model(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module) -> None:
+    """Raise InputError if an optimizer steps what is no parameter of the model."""
+    mine = {id(each) for each in model.parameters()}
+    for optimizer in optimizers:
+        others = [
+            each
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if id(each) not in mine
+        ]
+        if others:
+            raise InputError(
+                f"Job needs optimizers of its model's parameters, but {type(optimizer).__name__} "
+                f"steps one of shape {list(others[0].shape)} that the model has not: its gradients "
+                "would not be summed; pass all modules in a list, or make the optimizer of "
+                "model.parameters()"
+            )
+
+
 class SteppedOptimizers:
     """Optimizers by name, in the order in which they step; a single one is called ''.
 
