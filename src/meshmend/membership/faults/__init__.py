@@ -2,20 +2,20 @@
 
 A fault passes through these modules from left to right:
 
-    --inject TEXT -> fault.py -> fault_injector.py -> JobControl (launch/process_control.py)
+    --inject TEXT -> fault.py -> fault_injector.py -> JobControl (launch/elastic.py)
                                                    -> SelfInjection, inside a worker
 
 To add a kind of fault, add a member to `FaultKind`; mypy then names each `match` that lacks it.
 
-| file                           | what to add                                                    |
-| ------------------------------ | -------------------------------------------------------------- |
-| fault.py                       | the member, its targets, its duration, which chips it loses    |
-| fault_injector.py              | what it does, and whether the job can ignore it                |
-| launch/process_control.py      | only if `JobControl` needs one more method for it              |
-| benchmarks/random_faults.py    | only if random runs should have it: a method and its weight    |
-| tests/membership/faults        | the kind in generated_faults.py, errors, an example by hand    |
-| membership/job_view.py         | how the live display shows the chips of such a fault           |
-| cli/train.py, docs/failures.md | an example for users                                           |
+| file                          | what to add                                                     |
+| ----------------------------- | --------------------------------------------------------------- |
+| fault.py                      | the member, its targets, its duration, which chips it loses     |
+| fault_injector.py             | what it does, and whether the job can ignore it                 |
+| launch/elastic.py             | only if `JobControl` needs one more method for it               |
+| benchmarks/random_faults.py   | only if random runs should have it: a method and its weight     |
+| tests/membership/faults       | the kind in generated_faults.py, errors, an example by hand     |
+| membership/job_view.py        | how the live display shows the chips of such a fault            |
+| config.py, docs/failures.md   | an example for users                                            |
 
 Events and reports hold the kind as a value of `FaultKind`.
 """

@@ -71,9 +71,9 @@ class ExchangeSettings:
     """How a worker reaches the others: where it listens, its secret, and its timeouts.
 
     A peer counts as lost if its kernel does not answer for `link_timeout_s`; a peer that is only
-    busy does not. A sum fails if no byte moves for `sum_timeout_s`. `plans` is the folder of plans
-    that were made ahead; with `plan_ahead` the workers fill it. With `watch_links` all chips look
-    for links that are slower than planned, and plan anew.
+    busy does not. `plans` is the folder of plans that were made ahead; with `plan_ahead` the
+    workers fill it. With `watch_links` all chips look for links that are slower than planned, and
+    plan anew.
     """
 
     secret: bytes
