@@ -1,7 +1,6 @@
 """`meshmend explore`: a local page on which one breaks a mesh and sees what it costs."""
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,7 +90,7 @@ def explore_command(
             help="With --export: search for every plan, which takes minutes.",
         ),
     ] = False,
-    faults_to: Annotated[int | None, typer.Option("--faults-to", hidden=True)] = None,
+    faults: Annotated[bool, typer.Option("--faults", hidden=True)] = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
     """Serve a page on which you click chips, boards and links dead, and see plan and price at once.
@@ -142,7 +141,7 @@ def explore_command(
                 "--collective out"
             )
         check_installed("meshmend explore")
-        server = _live_server(coordinator, secret_file, wrap, target, faults_to)
+        server = _live_server(coordinator, secret_file, wrap, target, may_inject=faults)
     else:
         broken = mesh_of(mesh or "8x8", wrap, fail, slow)
         question = _question(broken, target, algorithm, collective, tile)
@@ -212,7 +211,12 @@ def _server(question: "ExplorerQuestion") -> "PageServer":
 
 
 def _live_server(
-    coordinator: str, secret_file: Path | None, wrap: str, target: "Target", faults_to: int | None
+    coordinator: str,
+    secret_file: Path | None,
+    wrap: str,
+    target: "Target",
+    *,
+    may_inject: bool,
 ) -> "PageServer":
     from meshmend.launch.hosts import secret_from
     from meshmend.membership.status_client import StatusQuestion, ask_job
@@ -228,22 +232,17 @@ def _live_server(
     from meshmend.pages.explore.live_feed import LiveFeed
     from meshmend.pages.explore.page_server import PageServer
 
-    may_inject = faults_to is not None
     return PageServer(
         page_start(ExplorerQuestion(mesh, target), is_live=True, may_inject=may_inject),
         cache_dir(),
-        LiveFeed(question, _fault_writer(faults_to) if faults_to is not None else None),
+        LiveFeed(question, _print_fault if may_inject else None),
         niceness=_LIVE_NICENESS,
     )
 
 
-def _fault_writer(pipe: int) -> Callable[[str], None]:
-    """Return what passes the words of a fault on to the launcher."""
-
-    def write(words: str) -> None:
-        try:
-            os.write(pipe, f"{words}\n".encode())
-        except OSError:
-            raise InputError("the launcher of this job has ended; nothing takes faults") from None
-
-    return write
+def _print_fault(words: str) -> None:
+    """Pass the words of a fault on to the launcher, which reads what this process prints."""
+    try:
+        print(f"fault {words}", flush=True)
+    except OSError:
+        raise InputError("the launcher of this job has ended; nothing takes faults") from None

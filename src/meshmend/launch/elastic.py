@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ from meshmend.config import JobConfig, Timing
 from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.hosts import board_from
-from meshmend.launch.job_page import JobPage, LineReader, PageRequest
+from meshmend.launch.job_page import PageRequest, start_page
 from meshmend.launch.journal import EVENTS, end_event, reported
 from meshmend.launch.observer import Observer
 from meshmend.launch.run_log import EventSink, RunLog
@@ -269,7 +269,6 @@ class _Launcher:
             note=lambda injected: self._record_injected(injected, time.monotonic()),
         )
         self._view = JobView(now=time.monotonic())
-        self._page: JobPage | None = None
         self._started = time.monotonic()
         self._step = 0
         self._sums: SumSizes = job.sums
@@ -311,21 +310,11 @@ class _Launcher:
     def _start_page(self, request: PageRequest) -> None:
         """Start the live page; without it, the job runs all the same."""
         address = self._listener.getsockname()[:2]
+        supervisor, mesh = self._processes.supervisor, self._job.mesh
         try:
-            self._page = JobPage(
-                request, address, self._secret, self._job.mesh, self._inject_clicked
-            )
+            start_page(request, supervisor, address, self._secret, mesh, self._inject_clicked)
         except OSError as error:
             _log.warning("the live page cannot be started: %s", error)
-            return
-        children = self._processes.supervisor
-        for reader in self._page.readers:
-            children.watch(reader.fd, partial(self._read_page, reader))
-
-    def _read_page(self, reader: LineReader) -> None:
-        if not reader.read():
-            self._processes.supervisor.unwatch(reader.fd)
-            os.close(reader.fd)
 
     def _inject_clicked(self, words: str) -> None:
         """Inject a fault that was clicked on the live page, at once."""
@@ -385,8 +374,6 @@ class _Launcher:
 
     def close(self) -> None:
         """End everything that still runs."""
-        if self._page is not None:
-            self._page.close()
         self._observer.disconnect(self._processes.supervisor)
         self._processes.close()
         self._listener.close()

@@ -312,19 +312,22 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         *,
         take: Callable[[bytes], bool] | None = None,
+        has_group: bool = False,
     ) -> Child:
         """Start a command, which prints where this process prints.
 
-        With `take`, its standard output comes through a pipe: see `LogPump`.
+        With `take`, its standard output comes through a pipe: see `LogPump`. With `has_group` it
+        has a process group of its own.
         """
         popen = subprocess.Popen(
             command,
             env=None if environment is None else dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=None if take is None else subprocess.PIPE,
+            process_group=0 if has_group else None,
         )
         pidfd = os.pidfd_open(popen.pid)
-        process = self._add(Child(popen.pid, pidfd, popen.wait, has_group=False))
+        process = self._add(Child(popen.pid, pidfd, popen.wait, has_group=has_group))
         if take is not None:
             assert popen.stdout is not None
             out = os.dup(popen.stdout.fileno())
