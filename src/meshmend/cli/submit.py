@@ -23,12 +23,10 @@ from meshmend.cli.options import (
     context_of,
     job_command,
 )
-from meshmend.config import command_words
 
 if TYPE_CHECKING:
     from meshmend.config import JobConfig
     from meshmend.launch.kubernetes import KubernetesJob
-    from meshmend.launch.slurm import SlurmFile
 
 app = command_group(
     "Print what a scheduler needs to run a job that survives lost hosts, or submit it.",
@@ -65,39 +63,15 @@ def slurm_command(
     - meshmend submit slurm --mesh 4x4 --hosts 2x2 --time 8:00:00 --sbatch "--partition=long" --run
       train.py
     """
-    from meshmend.launch.hosts import live_chips_of
-    from meshmend.launch.slurm import SlurmFile, SlurmJob
-    from meshmend.topology.failures import format_shape
+    from meshmend.launch.slurm import SlurmJob, job_file, submit
 
     job = SlurmJob(config, (script, *(arguments or ())), is_module)
-    blocks = job.blocks()
+    _ = job.blocks()  # refuses hosts that do not tile the mesh
     check_script(script, "submit slurm", is_module=is_module)
-    _ = job.of_processes  # refuses a board that does not fit
-    told = config.with_({"hosts.block": format_shape(job.hosts), "job.run_dir": ""})
-    file = SlurmFile(
-        name=script.rpartition(".")[2] if is_module else Path(script).stem,
-        n_nodes=len(blocks),
-        n_chips_per_node=max(len(live_chips_of(block, job.mesh)) for block in blocks),
-        program=(sys.executable, "-m", "meshmend"),
-        options=(*command_words("slurm-job", told), *(["--module"] if is_module else [])),
-        script=job.script,
-        per_chip=config.slurm.per_chip,
-        time=config.slurm.time or None,
-        run_dir=config.job.run_dir or None,
-        extras=config.slurm.sbatch,
-        made_by=f"Made by: {shlex.join(['meshmend', *sys.argv[1:]])}",
-    )
-    return _deliver(file, output, is_submitted=run)
-
-
-def _deliver(file: "SlurmFile", output: Path | None, *, is_submitted: bool) -> int:
-    """Print the job file, write it, or submit it; return the exit code."""
-    text = file.text()
+    text = job_file(job, f"Made by: {shlex.join(['meshmend', *sys.argv[1:]])}")
     if output is not None:
         write_text(output, text)
-    if is_submitted:
-        from meshmend.launch.slurm import submit
-
+    if run:
         print(submit(text))
     elif output is None:
         print(text, end="")

@@ -491,68 +491,55 @@ exec "${{meshmend[@]}}" slurm-job {options} \\
 """
 
 
-@dataclass(frozen=True)
-class SlurmFile:
-    """What a job file asks Slurm for, and the command that it runs.
+def job_file(job: SlurmJob, made_by: str) -> str:
+    """Return the text of a job file, which runs `meshmend slurm-job` on its first node.
 
-    `program` starts meshmend; `options` are those of `meshmend slurm-job`; `script` is what
-    workers run, with its arguments. Without a `run_dir` each job has a folder of its own. `extras`
-    are further options of sbatch, each as it is written after `#SBATCH`.
+    Without a folder in its settings, each submitted job has one of its own.
+
+    Raises:
+        InputError: the board does not fit, or the time limit or an option of sbatch is no such.
     """
-
-    name: str
-    n_nodes: int
-    n_chips_per_node: int
-    program: tuple[str, ...]
-    options: tuple[str, ...]
-    script: tuple[str, ...]
-    per_chip: bool = False
-    time: str | None = None
-    run_dir: str | None = None
-    extras: tuple[str, ...] = ()
-    made_by: str = ""
-
-    def __post_init__(self) -> None:
-        for option, text in (("--time", self.time or ""), *(("--sbatch", e) for e in self.extras)):
-            if not text.isprintable():
-                raise InputError(f"{option} needs one line of printable text, but got {text!r}")
-        for text in self.extras:
-            if not re.match(r"--?[A-Za-z]", text):
-                raise InputError(
-                    "--sbatch needs an option of sbatch such as '--partition=long', but got "
-                    f"{text!r}"
-                )
-
-    def text(self) -> str:
-        """Return the text of the job file."""
-        return _TEXT.format(
-            directives="\n".join(f"#SBATCH {directive}" for directive in self._directives()),
-            made_by=self.made_by.translate(_ONE_LINE) or "Made by: meshmend submit slurm",
-            run='"runs/slurm-$SLURM_JOB_ID"' if self.run_dir is None else shlex.quote(self.run_dir),
-            what="chip" if self.per_chip else "host",
-            program=shlex.join(self.program),
-            options=shlex.join(self.options),
-            script=shlex.join(self.script),
-        )
-
-    def _directives(self) -> Sequence[str]:
-        n_tasks, n_cpus = 1, self.n_chips_per_node
-        if self.per_chip:
-            n_tasks, n_cpus = n_cpus, 1
-        return (
-            f"--job-name={re.sub(r'[^A-Za-z0-9._-]', '-', self.name)}",
-            f"--nodes={self.n_nodes}",
-            f"--ntasks-per-node={n_tasks}",
-            f"--cpus-per-task={n_cpus}",
-            "--no-kill",  # the others go on when a node dies
-            "--requeue",  # after preemption, or the death of the first node
-            "--open-mode=append",  # a requeued job keeps its earlier output
-            *([f"--time={self.time}"] if self.time else []),
-            *self.extras,
-        )
+    config, wanted = job.config, job.config.slurm
+    _ = job.of_processes  # refuses a board that does not fit
+    for option, text in (("--time", wanted.time), *(("--sbatch", each) for each in wanted.sbatch)):
+        if not text.isprintable():
+            raise InputError(f"{option} needs one line of printable text, but got {text!r}")
+    for text in wanted.sbatch:
+        if not re.match(r"--?[A-Za-z]", text):
+            raise InputError(
+                f"--sbatch needs an option of sbatch such as '--partition=long', but got {text!r}"
+            )
+    told = config.with_({"hosts.block": format_shape(job.hosts), "job.run_dir": ""})
+    options = (*command_words("slurm-job", told), *(["--module"] if job.is_module else []))
+    run_dir = config.job.run_dir
+    return _TEXT.format(
+        directives="\n".join(f"#SBATCH {directive}" for directive in _directives(job)),
+        made_by=" ".join(made_by.splitlines()),
+        run=shlex.quote(run_dir) if run_dir else '"runs/slurm-$SLURM_JOB_ID"',
+        what="chip" if wanted.per_chip else "host",
+        program=shlex.join(_meshmend()),
+        options=shlex.join(options),
+        script=shlex.join(job.script),
+    )
 
 
-_ONE_LINE = {ord("\n"): " ", ord("\r"): " "}
+def _directives(job: SlurmJob) -> Sequence[str]:
+    wanted, script, blocks = job.config.slurm, job.script[0], job.blocks()
+    name = script.rpartition(".")[2] if job.is_module else Path(script).stem
+    n_tasks, n_cpus = 1, max(len(live_chips_of(block, job.mesh)) for block in blocks)
+    if wanted.per_chip:
+        n_tasks, n_cpus = n_cpus, 1
+    return (
+        f"--job-name={re.sub(r'[^A-Za-z0-9._-]', '-', name)}",
+        f"--nodes={len(blocks)}",
+        f"--ntasks-per-node={n_tasks}",
+        f"--cpus-per-task={n_cpus}",
+        "--no-kill",  # the others go on when a node dies
+        "--requeue",  # after preemption, or the death of the first node
+        "--open-mode=append",  # a requeued job keeps its earlier output
+        *([f"--time={wanted.time}"] if wanted.time else []),
+        *wanted.sbatch,
+    )
 
 
 def submit(text: str) -> str:
