@@ -260,7 +260,9 @@ class _Launcher:
             job.config.with_({"job.name": name}), coordinator=address, secret=self._secret
         )
         self._processes = JobProcesses(job, common, self._listener, bed)
-        self._observer = Observer(name, address, self._secret.encode(), self._handle_event)
+        self._observer = Observer(
+            name, address, self._secret.encode(), self._handle_event, self._processes.supervisor
+        )
         self._control = ProcessControl(self._processes, self._observer.send, bed)
         self._injector = FaultInjector(
             [parse_fault(text, job.mesh) for text in job.config.local.inject],
@@ -302,7 +304,7 @@ class _Launcher:
         deadline = time.monotonic() + _FIRST_ANSWER_S
         while not self._observer.is_connected and time.monotonic() < deadline:
             # Before the workers start, so that no event is missed.
-            self._observer.connect_and_send(self._processes.supervisor)
+            self._observer.connect_and_send()
         if self._job.page is not None:
             self._start_page(self._job.page)
         self._control.restart(self._job.mesh.live, self._injector.self_injected)
@@ -374,7 +376,7 @@ class _Launcher:
 
     def close(self) -> None:
         """End everything that still runs."""
-        self._observer.disconnect(self._processes.supervisor)
+        self._observer.disconnect()
         self._processes.close()
         self._listener.close()
 
@@ -458,7 +460,7 @@ class _Launcher:
         if kept is None:
             return
         if kept.is_running and not self._is_coordinator_leaving():
-            self._observer.connect_and_send(self._processes.supervisor)
+            self._observer.connect_and_send()
         self._processes.supervisor.restart_due()
         if kept.is_done and kept.child is not None:
             if kept.child.code == 0:

@@ -27,12 +27,19 @@ _CONNECT_TIMEOUT_S: Final = 0.5
 class Observer:
     """Passes the coordinator's events to `on_event`, and sends messages to the coordinator.
 
-    While the coordinator cannot be reached, messages wait in a queue.
+    The supervisor's loop reads what comes. While the coordinator cannot be reached, messages wait
+    in a queue.
     """
 
     def __init__(
-        self, job: str, address: Address, secret: bytes, on_event: Callable[[float, Event], None]
+        self,
+        job: str,
+        address: Address,
+        secret: bytes,
+        on_event: Callable[[float, Event], None],
+        supervisor: Supervisor,
     ) -> None:
+        self._supervisor = supervisor
         self._job = job
         self._address = address
         self._secret = secret
@@ -56,25 +63,25 @@ class Observer:
         """Queue a message, which `connect_and_send` sends."""
         self._queued.append(message)
 
-    def connect_and_send(self, supervisor: Supervisor) -> None:
+    def connect_and_send(self) -> None:
         """Connect to the coordinator if needed, and send the queued messages."""
         if self._channel is None:
-            self._connect(supervisor)
+            self._connect()
         while self._queued and self._channel is not None:
             try:
                 send_message(self._channel, self._queued[0])
                 self._queued.pop(0)
             except ChannelError:
-                self.disconnect(supervisor)
+                self.disconnect()
 
-    def disconnect(self, supervisor: Supervisor) -> None:
+    def disconnect(self) -> None:
         """Close the connection, if there is one."""
         if self._channel is not None:
-            supervisor.unwatch(self._channel.fileno())
+            self._supervisor.unwatch(self._channel.fileno())
             self._channel.close()
             self._channel = None
 
-    def _connect(self, supervisor: Supervisor) -> None:
+    def _connect(self) -> None:
         deadline = Deadline(time.monotonic() + _CONNECT_TIMEOUT_S)
         try:
             request = ConnectRequest(OBSERVER, COORDINATOR)
@@ -84,9 +91,9 @@ class Observer:
             return  # the next `connect_and_send` tries again
         self._channel = channel
         self._has_heard = True
-        supervisor.watch(channel.fileno(), lambda: self._receive(supervisor))
+        self._supervisor.watch(channel.fileno(), self._receive)
 
-    def _receive(self, supervisor: Supervisor) -> None:
+    def _receive(self) -> None:
         assert self._channel is not None
         try:
             for message in received_messages(self._channel):
@@ -94,4 +101,4 @@ class Observer:
                 if isinstance(message, Observed):
                     self._on_event(message.clock, message.event)
         except (ChannelError, MessageError):
-            self.disconnect(supervisor)
+            self.disconnect()
