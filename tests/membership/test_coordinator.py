@@ -67,6 +67,7 @@ SECRET = b"known to all of us"
 MESH = parse_mesh("2x4")
 # On a busy machine a worker that lives may be silent for long, or late to come back.
 PATIENT = Timing(doubt_s=0.05, gather_s=HANG_S, recall_s=HANG_S, heartbeat_timeout_s=HANG_S)
+LONG_LINKS = Timing(link_timeout_s=HANG_S)
 IMPATIENT = structs.replace(PATIENT, heartbeat_timeout_s=4.0)
 
 
@@ -174,12 +175,12 @@ class Hand:
         chip: Chip,
         coordinator: Address,
         secret: bytes = SECRET,
-        link_timeout_s: float = HANG_S,
+        timing: Timing = LONG_LINKS,
     ) -> None:
         seat = MESH.rank_of[chip]
         self.chip = chip
         self.client = CoordinatorClient(
-            WorkerIdentity("ours", MESH.shape, chip, seat, coordinator, secret, link_timeout_s)
+            WorkerIdentity("ours", MESH.shape, chip, seat, coordinator, secret, timing)
         )
         self.severed: list[Chip] = []
         self.error: Exception | None = None
@@ -490,7 +491,7 @@ def test_a_worker_stays_with_a_coordinator_that_is_held_up() -> None:
     listener = Listener(
         listening("127.0.0.1"), SECRET, COORDINATOR, name="the coordinator", admit=admit
     )
-    hand = Hand((0, 0), listener.address, link_timeout_s=0.2)
+    hand = Hand((0, 0), listener.address, timing=Timing(link_timeout_s=0.2))
     until(lambda: calls)
     time.sleep(1.0)
 
@@ -523,7 +524,7 @@ def test_a_worker_whose_coordinator_cannot_be_reached_any_more_hangs_up_and_call
     def work() -> None:
         until(said.exists)
         address = bed.address((0, 0)), int(said.read_text())
-        Hand((0, 0), address, link_timeout_s=1.0)
+        Hand((0, 0), address, timing=Timing(link_timeout_s=1.0))
         time.sleep(HANG_S)
 
     with Testbed.up(parse_mesh("1x2"), link_bandwidth=BANDWIDTH) as bed:
@@ -707,7 +708,7 @@ def test_a_second_worker_of_a_chip_asks_less_and_less_often_and_gives_up(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     identity = WorkerIdentity(
-        "ours", MESH.shape, (0, 0), 0, served.address, SECRET, wait_for_chip_s=1.0
+        "ours", MESH.shape, (0, 0), 0, served.address, SECRET, Timing(wait_for_chip_s=1.0)
     )
     with hands(served), caplog.at_level(logging.WARNING):
         served.event(GenerationBegan)
@@ -725,7 +726,9 @@ def test_a_new_worker_that_finds_no_coordinator_gives_up() -> None:
     listener = listening("127.0.0.1")
     address = listener.getsockname()[:2]
     listener.close()
-    identity = WorkerIdentity("ours", MESH.shape, (0, 0), 0, address, SECRET, join_timeout_s=0.3)
+    identity = WorkerIdentity(
+        "ours", MESH.shape, (0, 0), 0, address, SECRET, Timing(join_timeout_s=0.3)
+    )
     client = CoordinatorClient(identity)
     client.join(("127.0.0.1", 1), Status(), on_change=lambda: None, on_sever=lambda chip: None)
 

@@ -11,7 +11,7 @@ so that no delay on the way makes the lease longer.
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from msgspec import structs
@@ -53,8 +53,7 @@ _MOST_REPORTS: Final = 1000  # kept while there is no connection; then the oldes
 class WorkerIdentity:
     """Which chip of which job a worker is, and where the coordinator listens.
 
-    `join_timeout_s`: how long a new worker tries to reach a coordinator before it ends.
-    `wait_for_chip_s`: how long it waits for a chip that has another worker before it ends.
+    Of the timing, the worker follows its own timeouts only: those of the coordinator come from it.
     """
 
     job: str
@@ -63,9 +62,7 @@ class WorkerIdentity:
     seat: int
     coordinator: Address
     secret: bytes
-    link_timeout_s: float = Timing().link_timeout_s
-    join_timeout_s: float = Timing().join_timeout_s
-    wait_for_chip_s: float = Timing().wait_for_chip_s
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass(frozen=True)

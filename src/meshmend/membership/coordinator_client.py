@@ -257,7 +257,7 @@ class CoordinatorClient:
 
     def _give_up_joining(self) -> None:
         """End a new worker that has found no coordinator within the join timeout."""
-        within_s = self._identity.join_timeout_s
+        within_s = self._identity.timing.join_timeout_s
         if self._client.is_new and time.monotonic() - self._joined_at > within_s:
             host, port = self._identity.coordinator
             self._end_refused(
@@ -270,7 +270,7 @@ class CoordinatorClient:
 
         A new worker that has waited for `wait_for_chip_s` is ended.
         """
-        taken, within_s = self._client.taken, self._identity.wait_for_chip_s
+        taken, within_s = self._client.taken, self._identity.timing.wait_for_chip_s
         now = time.monotonic()
         if self._taken_since is None:
             self._taken_since = now
@@ -298,8 +298,8 @@ class CoordinatorClient:
                 clear(self._wake_fd)
 
     def _connect(self) -> Channel:
-        identity = self._identity
-        deadline = Deadline(time.monotonic() + _HANDSHAKE_S, link_timeout_s=identity.link_timeout_s)
+        identity, link_timeout_s = self._identity, self._identity.timing.link_timeout_s
+        deadline = Deadline(time.monotonic() + _HANDSHAKE_S, link_timeout_s=link_timeout_s)
         request = ConnectRequest(identity.seat, COORDINATOR)
         return Channel(dial(identity.coordinator, identity.secret, request, deadline))
 
@@ -308,7 +308,7 @@ class CoordinatorClient:
         with self._changed:
             hello = self._client.hello()
         send_message(channel, hello)
-        watch = LinkWatch(self._identity.link_timeout_s)
+        watch = LinkWatch(self._identity.timing.link_timeout_s)
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_fd, selectors.EVENT_READ)
             selector.register(channel, selectors.EVENT_READ)
