@@ -13,12 +13,12 @@ from zlib import crc32
 
 import numpy as np
 import torch
-import torch.distributed
 from numpy.typing import NDArray
 
 from meshmend.errors import PeerLostError, StalledError, StoppedError, TransportError
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
+from meshmend.torch.call_arguments import dist
 from meshmend.transport.combine import OPS
 from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, dial
 from meshmend.transport.listener import Address, parse_address
@@ -311,9 +311,6 @@ class _TaskRun:
         else:
             self._events.put((key, what))
 
-
-# torch's stubs lack half of what c10d offers to a backend, so it is untyped here.
-dist: Any = torch.distributed
 
 _SECRET_BYTES = 32
 _TELL_S = 10.0  # to reach a rank that is told of an abort

@@ -11,18 +11,14 @@ from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
-import torch.distributed
 from numpy.typing import NDArray
 
 from meshmend.planning.settings import Settings
-from meshmend.torch.call_arguments import c10d
+from meshmend.torch.call_arguments import c10d, dist
 from meshmend.torch.group import MeshmendGroup
 from meshmend.torch.late_gloo import InterruptibleStore
 from meshmend.train.state.state_tree import Bytes
 from meshmend.transport.listener import parse_address
-
-# torch's stubs lack the stores.
-dist: Any = torch.distributed
 
 _LENGTH: Final = 128  # numbers in the sum: an address, one number a character, and a count
 MEETING_SUM: Final = (_LENGTH, "int32")

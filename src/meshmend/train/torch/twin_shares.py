@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed
 
 from meshmend.errors import InputError, StateLostError
 from meshmend.membership.generation import Generation
 from meshmend.topology.failures import Chip
 from meshmend.topology.tiles import box_colour
+from meshmend.torch.call_arguments import dist
 from meshmend.train.core.byte_gather import gather_values
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.sharding.layerwise import LAYERWISE
@@ -40,9 +40,6 @@ from meshmend.train.sharding.update_shares import (
     without,
 )
 from meshmend.train.state.state_tree import Bytes
-
-# torch's stubs lack half of what c10d offers.
-dist: Any = torch.distributed
 
 Row = tuple[int, Spans]  # the bytes of an optimizer's parameters here, and which have their state
 Received = tuple[int, Span, Bytes]  # the number of an optimizer, a span and its state
