@@ -156,7 +156,8 @@ for step in meshmend.torch.steps(STEPS):
         shift = torch.rand(())
     with meshmend.torch.retrying():
         dies("forward")
-        x = batch(step)
+        # Chips that were seeded alike may pick samples by random numbers.
+        x = batch(int(torch.randint(64, ())) if STYLE == "caught" else step)
         if STYLE == "lbfgs":
 
             def closure():

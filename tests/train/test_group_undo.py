@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshmend.train.torch.group_state import GroupState, StateBefore
+from meshmend.train.torch.group_state import GroupState, RandomNumbers, StateBefore
 
 
 class Net(torch.nn.Module):
@@ -229,3 +229,35 @@ def test_loading_an_optimizer_keeps_the_groups_that_another_one_shares() -> None
     outer.param_groups[0]["lr"] = 0.25
 
     assert inner.param_groups[0]["lr"] == 0.25
+
+
+def drawn() -> tuple[float, float, float]:
+    return random.random(), np.random.random(), float(torch.rand(()))
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("torch_seed", [3, 4])
+def test_a_chip_goes_on_with_the_random_numbers_of_others_unless_it_was_seeded_apart(
+    torch_seed: int, *, is_new: bool
+) -> None:
+    def joined(seed: int, *, has_begun: bool) -> RandomNumbers:
+        numbers = RandomNumbers()
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        numbers.see("join")
+        torch.manual_seed(seed)
+        if has_begun:
+            numbers.see("step")
+        return numbers
+
+    giver = joined(3, has_begun=True)
+    drawn()
+    state = giver.state()
+    expected = drawn()
+
+    joined(torch_seed, has_begun=not is_new).take(state)
+    found = drawn()
+
+    assert found[:2] == expected[:2]
+    assert (found[2] == expected[2]) == (is_new or torch_seed == 3)

@@ -80,7 +80,7 @@ from meshmend.train.torch.group_meeting import (
     init_group,
     meet,
 )
-from meshmend.train.torch.group_state import GroupState
+from meshmend.train.torch.group_state import GroupState, RandomNumbers
 from meshmend.train.torch.local_steps import LocalSteps
 from meshmend.train.torch.loop_state import Stateful
 from meshmend.train.torch.tile_checkpoints import TileCheckpoints
@@ -232,6 +232,7 @@ class ElasticGroup:
 
         # What the script has given, and the state that its objects are to have.
         self._state = GroupState(())
+        self._random = RandomNumbers()
         self._hooks: list[Any] = []
         self._build: Build | None = None
         self._tile: tuple[int, ...] | None = None
@@ -367,6 +368,7 @@ class ElasticGroup:
             self._rebuild()
             self._keep_shares()
         elif self._loop is None:
+            self._random.see("join")
             self._regroup(self._join().start)
         else:
             self.keep_up()
@@ -602,6 +604,7 @@ class ElasticGroup:
     def _capture(self) -> None:
         """Keep the state before a step: what fails from here on is undone."""
         if self._loop is not None:
+            self._random.see("step")
             self._state.before.capture()
             self._has_captured = True
 
@@ -972,6 +975,7 @@ class ElasticGroup:
             return self._taken
         return {
             **self._state.state(self.step_number),
+            "random": self._random.state(),
             "saved": self._saved_step,
             "links": self._links,
         }
@@ -994,6 +998,8 @@ class ElasticGroup:
         self._links = str(state.get("links", ""))
         if self._loop is not None:
             self._loop.also = None
+        if "random" in state:  # not in that of a chip that reads a checkpoint
+            self._random.take(state["random"])
         if self._build is None:
             self.step_number = self._state.load(state)
         else:
