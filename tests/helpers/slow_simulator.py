@@ -35,6 +35,8 @@ class Figures:
     overhead: Fraction
     chip_bandwidth: Fraction | None
     payload: Fraction
+    # How many, what a message takes, bytes a second, and what a rank's start takes.
+    processors: tuple[int, Fraction, Fraction, Fraction] | None = None
 
 
 @dataclass
@@ -51,6 +53,10 @@ class SlowSimulation:
     starts: dict[Message, list[Fraction]] = field(default_factory=dict)
     came_to_chip: dict[Message, int] = field(default_factory=dict)  # in which round
     adding_since: dict[Message, Fraction] = field(default_factory=dict)
+    leaving_since: dict[Message, Fraction] = field(default_factory=dict)  # worked on at its source
+    taken_since: dict[Message, Fraction] = field(default_factory=dict)  # and at its destination
+    started_since: dict[int, Fraction] = field(default_factory=dict)  # by rank
+    n_ranks: int = 0  # that start, if there are processors
     in_place: dict[Message, Fraction] = field(default_factory=dict)
 
     def run(self) -> "SlowSimulation":
@@ -88,6 +94,17 @@ class SlowSimulation:
         assert self.figures.chip_bandwidth is not None
         return self._bytes(message) / self.figures.chip_bandwidth
 
+    def _work_time(self, message: Message) -> Fraction:
+        assert self.figures.processors is not None
+        _, of_message, rate, _ = self.figures.processors
+        return of_message + self._bytes(message) / rate
+
+    def _is_worked(self, message: Message, since: Mapping[Message, Fraction]) -> bool:
+        """Whether no processor has to work on a message any more, at one of its ends."""
+        if self.figures.processors is None:
+            return True
+        return message in since and since[message] + self._work_time(message) <= self.now
+
     def _moments(self, left: Sequence[Message]) -> list[Fraction]:
         """Return every time at which something may come to hold, past ones too."""
         moments = []
@@ -97,13 +114,23 @@ class SlowSimulation:
                 moments += [start + hold, start + latency, start + latency + hold]
             if message in self.adding_since:
                 moments.append(self.adding_since[message] + self._add_time(message))
-        return moments
+            for since in (self.leaving_since, self.taken_since):
+                if message in since:
+                    moments.append(since[message] + self._work_time(message))
+        return moments + [self._start_end(rank) for rank in self.started_since]
+
+    def _start_end(self, rank: int) -> Fraction:
+        assert self.figures.processors is not None
+        return self.started_since[rank] + self.figures.processors[3]
 
     def _has_left(self, message: Message) -> bool:
         starts = self.starts[message]
         return bool(starts) and starts[0] + self.holds[message][0] <= self.now
 
     def _has_arrived(self, message: Message) -> bool:
+        return self._is_there(message) and self._is_worked(message, self.taken_since)
+
+    def _is_there(self, message: Message) -> bool:
         starts = self.starts[message]
         if len(starts) < len(self.rows[message[1]].path):
             return False
@@ -144,15 +171,47 @@ class SlowSimulation:
 
     def _waits_for(self, message: Message) -> int | None:
         """Return the channel that a message could start on now."""
-        part, row = message[0], self.rows[message[1]]
-        starts = self.starts[message]
+        row, starts = self.rows[message[1]], self.starts[message]
         if len(starts) == len(row.path):
             return None
         if starts and starts[-1] + self.figures.latency > self.now:
             return None
-        if not starts and any((part, number) not in self.in_place for number in row.before_send):
+        if not starts and not self._may_leave(message):
+            return None
+        if not starts and not self._is_worked(message, self.leaving_since):
             return None
         return row.path[len(starts)]
+
+    def _may_leave(self, message: Message) -> bool:
+        part, row = message[0], self.rows[message[1]]
+        return all((part, number) in self.in_place for number in row.before_send)
+
+    def _choose_work(self, left: Sequence[Message]) -> bool:
+        """Let idle processors choose, by priority among messages whose rank keeps none busy."""
+        if self.figures.processors is None:
+            return False
+        waiting = []
+        busy = {rank for rank in self.started_since if self._start_end(rank) > self.now}
+        for message in left:
+            row = self.rows[message[1]]
+            for since, rank, is_ready in (
+                (self.leaving_since, row.src, self._may_leave),
+                (self.taken_since, row.dst, self._is_there),
+            ):
+                if message not in since and is_ready(message):
+                    waiting.append((self._priority(message), message, rank, since))
+                elif message in since and not self._is_worked(message, since):
+                    busy.add(rank)
+        n_busy, n_started = len(busy), len(self.started_since)
+        for rank in range(n_started, self.n_ranks):
+            if len(busy) < self.figures.processors[0]:
+                self.started_since[rank] = self.now
+                busy.add(rank)
+        for _, message, rank, since in sorted(waiting, key=lambda each: each[0]):
+            if rank not in busy and len(busy) < self.figures.processors[0]:
+                since[message] = self.now
+                busy.add(rank)
+        return len(busy) > n_busy or len(self.started_since) > n_started
 
     def _choose(self, left: Sequence[Message]) -> bool:
         """Let all free channels and chips choose at once; return whether any starts."""
@@ -183,7 +242,7 @@ class SlowSimulation:
             self.starts[message].append(self.now)
         for _, _, message in at_chip.values():
             self.adding_since[message] = self.now
-        return bool(on_channel or at_chip)
+        return self._choose_work(left) or bool(on_channel or at_chip)
 
 
 def busy_of(simulation: SlowSimulation) -> Mapping[int, Fraction]:

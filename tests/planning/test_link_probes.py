@@ -5,8 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshmend.planning.link_probes import PIECE_BYTES, PING_HOPS, fabric_from, flood, ping
+from meshmend.planning.link_probes import (
+    PIECE_BYTES,
+    PING_HOPS,
+    fabric_from,
+    fabric_probes,
+    flood,
+    on_processors,
+    ping,
+    processor_probes,
+)
 from meshmend.schedule.hazards import hazards_of
+from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 
@@ -32,6 +42,50 @@ def test_figures_come_back_out_of_the_times_that_they_cause(
         assert fabric.link_bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=1e-6)
     assert fabric.message_overhead_s == pytest.approx(overhead_s, rel=1e-6, abs=1e-9)
     assert fabric.hop_latency_s == pytest.approx(latency_s, rel=1e-6, abs=1e-9)
+
+
+@given(
+    st.floats(1e-6, 1e-3),
+    st.floats(1e-7, 1e-5),
+    st.floats(1, 10),
+    st.floats(1e7, 1e10),
+)
+def test_processors_come_back_out_of_the_work_that_they_do(
+    start_s: float, awake_s: float, times_longer: float, bytes_per_s: float
+) -> None:
+    mesh, links = parse_mesh("4x4", fail=["2x2@0,2"]), Fabric("links", 1e6, 1e-3, 1e-5)
+    probes = (*fabric_probes(mesh, 64, 2), *processor_probes(mesh))
+
+    def busy_s(name: str, n_rows: int, n_sent: float) -> float:
+        message_s = awake_s * (times_longer if name == "pings" else 1)
+        return 12 * start_s + 2 * n_rows * message_s + 2 * n_sent / bytes_per_s
+
+    found = on_processors(
+        links,
+        2,
+        probes,
+        [
+            busy_s(
+                each.name, each.schedule.n_rows, each.schedule.row_fractions().sum() * each.n_bytes
+            )
+            for each in probes
+        ],
+    )
+
+    assert found.processors is not None
+    message_s = awake_s * times_longer**0.5
+    assert found.processors.n == 2
+    assert found.processors.start_s == pytest.approx(start_s, rel=1e-3, abs=1e-9)
+    assert found.processors.message_s == pytest.approx(message_s, rel=1e-3)
+    assert found.processors.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-3)
+    assert found.hop_latency_s == pytest.approx(1e-3 - 2 * message_s, rel=1e-6)
+    assert found.link_bandwidth_bytes_per_s == links.link_bandwidth_bytes_per_s
+
+
+def test_no_more_pairs_ping_than_there_are_processors() -> None:
+    few, all_pairs = ping(parse_mesh("4x4"), 2).schedule, ping(parse_mesh("4x4")).schedule
+
+    assert (few.n_rows, all_pairs.n_rows) == (2 * PING_HOPS, 8 * PING_HOPS)
 
 
 @pytest.mark.parametrize(

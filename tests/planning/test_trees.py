@@ -188,7 +188,7 @@ def test_a_payload_that_passes_in_the_time_of_the_way_gets_straight_trees() -> N
     found = best_trees(SQUARE, REFERENCE, 1e6)
     others = [
         trees.simulated(REFERENCE, 1e6, best_pipeline(trees, REFERENCE, 1e6)).time_s
-        for trees in finalists(SQUARE, PipelineRequest(REFERENCE, 1e6))
+        for trees in finalists(SQUARE, PipelineRequest(REFERENCE, 1e6, SQUARE.n_live))
     ]
 
     assert found.trees.shape.kind is TreeKind.STRAIGHT
@@ -221,7 +221,7 @@ def test_the_leaves_of_straight_trees_go_last_and_all_slices_are_simulated() -> 
 def test_where_straight_trees_cannot_be_the_fastest_none_are_searched(
     mesh: Mesh, payload_bytes: float
 ) -> None:
-    assert straight_finalists(mesh, PipelineRequest(REFERENCE, payload_bytes)) == []
+    assert straight_finalists(mesh, PipelineRequest(REFERENCE, payload_bytes, mesh.n_live)) == []
 
 
 @given(st.integers(1, 400), st.floats(1e5, 1e9), st.integers(2, 80))

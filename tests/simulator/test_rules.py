@@ -1,7 +1,7 @@
 """The fast simulator against closed forms, and against the slow one on random schedules."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -17,7 +17,7 @@ from meshmend.schedule.table import COPY, REDUCE, Collective, Phase, Schedule, e
 from meshmend.simulator.discrete_events import ADDED, N_KINDS, RELEASE
 from meshmend.simulator.network_program import SIZE_CLASS, Program, program_of
 from meshmend.simulator.rules import Simulation, _delays, simulate
-from meshmend.topology.fabric import Fabric, fabric
+from meshmend.topology.fabric import Fabric, Processors, fabric
 from meshmend.topology.failures import Link, SlowLink
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import Routes, routes_for
@@ -233,7 +233,20 @@ def random_case(seed: int) -> tuple[Mesh, Schedule, Fabric, float, int]:
     schedule = schedule_with(rows, mesh.n_live, n_chunks, cuts=[0.0, *inner, 1.0])
     limited = chip if rng.random() < 0.5 else None
     mesh = mesh.slowed(*random_speeds(mesh, seed))
-    return mesh, schedule, Fabric("random", bandwidth, latency, overhead, limited), payload, slices
+    figures = Fabric("random", bandwidth, latency, overhead, limited)
+    return mesh, schedule, replace(figures, processors=random_processors(seed)), payload, slices
+
+
+def random_processors(seed: int) -> Processors | None:
+    """Return a few processors for every third seed."""
+    rng = np.random.default_rng((seed, 16))
+    if seed % 3:
+        return None
+    if seed % 2:
+        figures = rng.uniform(0.0, 1.0), rng.uniform(0.1, 4.0), rng.uniform(0.0, 2.0)
+    else:
+        figures = (int(rng.integers(0, 5)) / 8, 2.0 ** int(rng.integers(-2, 4)), seed % 5 / 2)
+    return Processors(int(rng.integers(1, 5)), *figures)
 
 
 def random_speeds(mesh: Mesh, seed: int) -> list[SlowLink]:
@@ -278,6 +291,7 @@ def both(seed: int) -> tuple[Simulation, SlowSimulation]:
         overhead=Fraction(figures.message_overhead_s),
         chip_bandwidth=None if chip is None else Fraction(chip),
         payload=Fraction(payload),
+        processors=exact_processors(figures),
     )
     program = program_of(schedule, hazards, routes)
     delay_slices = random_delays(seed, schedule.n_rows)
@@ -292,7 +306,15 @@ def both(seed: int) -> tuple[Simulation, SlowSimulation]:
     slow = SlowSimulation(
         slow_rows(schedule, hazards, routes), exact, slices, delay_slices.tolist()
     )
+    slow.n_ranks = mesh.n_live
     return fast, slow.run()
+
+
+def exact_processors(figures: Fabric) -> tuple[int, Fraction, Fraction, Fraction] | None:
+    if (processors := figures.processors) is None:
+        return None
+    message_s, start_s = Fraction(processors.message_s), Fraction(processors.start_s)
+    return processors.n, message_s, Fraction(processors.bytes_per_s), start_s
 
 
 def random_delays(seed: int, n_rows: int) -> NDArray[np.float64]:

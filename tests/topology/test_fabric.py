@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from meshmend.errors import InputError
-from meshmend.topology.fabric import FABRICS, Fabric, fabric, figures_text, parse_fabric
+from meshmend.topology.fabric import FABRICS, Fabric, fabric, parse_fabric
 
 
 def test_every_machine_of_the_list_has_a_preset_with_a_source() -> None:
@@ -71,14 +71,43 @@ def test_impossible_figures_are_refused(figures: dict[str, Any], message: str) -
         Fabric(**(good | figures))
 
 
-@pytest.mark.parametrize("figures", ["6.15MB/s,44us,12us", "1.23GB/s,0s,1.2ns", "100B/s,2s,0s"])
+@pytest.mark.parametrize(
+    "figures",
+    [
+        "6.15MB/s,44us,12us",
+        "1.23GB/s,0s,1.2ns",
+        "100B/s,2s,0s",
+        "6.15MB/s,20us,12us,2,3us,865MB/s,250us",
+    ],
+)
 def test_figures_are_written_as_they_are_read(figures: str) -> None:
-    read = parse_fabric(figures)
+    assert parse_fabric(figures).figures == figures
 
-    written = figures_text(
-        read.link_bandwidth_bytes_per_s, read.hop_latency_s, read.message_overhead_s
+
+def test_a_fabric_without_processors_names_none() -> None:
+    shared = parse_fabric("6.15MB/s,20us,12us,2,3us,865MB/s,250us")
+
+    assert "processors" not in fabric("reference").summary()
+    assert shared.summary()["processors"] == {
+        "n": 2, "message_s": 3e-6, "bytes_per_s": 865e6, "start_s": 250e-6,
+    }  # fmt: skip
+    assert str(shared).endswith(
+        ", 12 us a message, 2 processors (250 us a chip, 3 us a message, 865 MB/s)"
     )
-    assert written == figures
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ("6MB/s,2us,1us,2.5,3us,1GB/s,0s", "a whole number of processors, but got '2.5'"),
+        ("6MB/s,2us,1us,0,3us,1GB/s,0s", "one processor or more, but got 0"),
+        ("6MB/s,2us,1us,2,3us,0B/s,0s", "positive"),
+        ("6MB/s,2us,1us,2,3us", "the number of processors that chips share"),
+    ],
+)
+def test_impossible_processors_are_refused(figures: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_fabric(figures)
 
 
 def test_an_unknown_fabric_is_refused_with_the_names_there_are() -> None:

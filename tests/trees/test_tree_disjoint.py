@@ -177,7 +177,7 @@ def test_they_take_as_long_as_the_formula_says_and_less_than_others_at_a_megabyt
 def test_payloads_that_fill_the_mesh_and_empty_ones_are_for_other_trees(
     payload_bytes: float,
 ) -> None:
-    request = PipelineRequest(REFERENCE, payload_bytes)
+    request = PipelineRequest(REFERENCE, payload_bytes, SMALL.n_live)
 
     assert not list(disjoint_shapes(mesh_figures(SMALL), request))
     assert best_trees(SMALL, REFERENCE, payload_bytes).trees.shape.window is None

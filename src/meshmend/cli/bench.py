@@ -155,11 +155,13 @@ def _names(texts: list[str]) -> tuple[str, ...]:
 def _print_results(measured: "BenchmarkResults") -> None:
     from meshmend.units import format_bandwidth
 
-    rate = measured.request.link_bandwidth
+    rate, fabric = measured.request.link_bandwidth, measured.fabric
     where = "loopback, no rate limit" if rate is None else f"links of {format_bandwidth(rate)}"
     print(f"mesh         {measured.request.mesh}")
     print(f"network      {where}")
-    print(f"fabric       {measured.fabric}")
+    print(f"fabric       {fabric}")
+    if rate is not None:  # jobs on loopback plan by a rule
+        print(f"for a job    --fabric {fabric.figures}")
     if measured.request.collective != "allreduce":
         print(f"collective   {measured.request.collective}")
     for point in measured.sweep:

@@ -240,7 +240,7 @@ def fabrics_command(as_json: JsonOption = False) -> None:
     from meshmend.topology.fabric import FABRICS
 
     if as_json:
-        print_json({"fabrics": [asdict(fabric) for fabric in FABRICS.values()]})
+        print_json({"fabrics": [fabric.summary() for fabric in FABRICS.values()]})
         return
     for fabric in FABRICS.values():
         print(fabric)
@@ -356,7 +356,6 @@ def mirror_facts(plan: "Plan", domains: list[str] | None) -> dict[str, Any]:
     Raises:
         InputError: no mirrors can be placed so.
     """
-    from dataclasses import asdict
 
     from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS, mirror_cost
 

@@ -300,7 +300,7 @@ def _simulate_buckets(
             progress=bar,
         )
     if as_json:
-        print_json({"fabric": asdict(fabric), **result.summary()})
+        print_json({"fabric": fabric.summary(), **result.summary()})
     else:
         _print_buckets(result)
 
@@ -320,7 +320,7 @@ def _on_whole_mesh(result: "Comparison") -> "Price | None":
 def _document(results: "list[Comparison]", intact: "Price | None") -> dict[str, Any]:
     from meshmend.planning.comparison import crossovers
 
-    fabric = asdict(results[0].fabric)
+    fabric = results[0].fabric.summary()
     if len(results) == 1:
         before = {} if intact is None else {"whole_mesh_time_s": intact.time_s}
         return {"fabric": fabric, **results[0].summary(), **before}

@@ -129,7 +129,7 @@ def fastest_colours(
     `payload_bytes` is that of all colours together.
     """
     sums = _Sums(tiling.mesh, tiling.colour_of, 1 / colour_packing(tiling).upper)
-    return sums.fastest(PipelineRequest(fabric, payload_bytes))
+    return sums.fastest(PipelineRequest(fabric, payload_bytes, tiling.mesh.n_live))
 
 
 def quick_colours(tiling: Tiling) -> Schedule:
@@ -147,7 +147,7 @@ def independent_colours(
     pipeline, is what is fastest for the first colour alone.
     """
     mesh, n_colours = tiling.mesh, tiling.n_colours
-    request = PipelineRequest(fabric, payload_bytes / n_colours)
+    request = PipelineRequest(fabric, payload_bytes / n_colours, mesh.n_live)
     alone = []
     for colour in range(n_colours):
         is_own = tiling.colour_of == colour

@@ -17,7 +17,7 @@ from meshmend.files import write_whole
 from meshmend.planning.target import Target
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.table import Collective, Colours, Phase, Schedule, index_dtype
-from meshmend.topology.fabric import Fabric
+from meshmend.topology.fabric import Fabric, Processors
 from meshmend.topology.failures import format_shape
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
@@ -79,7 +79,11 @@ class PlanFile(NamedTuple):
 def encode_plan(plan: PlanFile) -> bytes:
     """Return the content of a plan file."""
     document = plan_document(plan.mesh, plan.schedule, plan.tiling)
-    document |= {"target": asdict(plan.target)}
+    target = plan.target
+    document["target"] = {
+        "payload_bytes": target.payload_bytes,
+        "fabric": target.fabric.summary(),
+    }
     if plan.pipeline is not None:
         document["pipeline"] = asdict(plan.pipeline)
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
@@ -187,6 +191,8 @@ def _target(document: dict[str, Any]) -> Target:
         name: float(value) if type(value) is int else value
         for name, value in entry["fabric"].items()
     }
+    if (processors := figures.get("processors")) is not None:
+        figures["processors"] = Processors(**processors)
     fabric = Fabric(**figures)
     if not all(isinstance(text, str) for text in (fabric.name, fabric.source, fabric.usual_mesh)):
         raise ValueError(f"the fabric needs its name and source as text, but got {fabric!r}")

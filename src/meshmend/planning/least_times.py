@@ -35,7 +35,8 @@ def optimistic_tree_s(question: Question) -> float:
     mesh, fabric = question.mesh, question.fabric
     if question.collective is not Collective.ALLREDUCE:
         return _optimistic_owner_tree_s(question)
-    formula_s = optimistic_s(mesh, PipelineRequest(fabric, question.payload_bytes))
+    request = PipelineRequest(fabric, question.payload_bytes, mesh.n_live)
+    formula_s = optimistic_s(mesh, request)
     bytes_s = question.payload_bytes / fabric.link_bandwidth_bytes_per_s
     all_links_s = bytes_s * (mesh.n_live - 1) / max(1, len(mesh.links))
     hop_s = fabric.hop_latency_s + fabric.message_overhead_s

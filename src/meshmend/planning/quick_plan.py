@@ -70,7 +70,8 @@ def _quick_trees(part: Mesh) -> Trees:
 
 def retargeted(quick: QuickPlan, target: Target) -> QuickPlan:
     """Return the same trees with their pipeline and time for another payload or fabric."""
-    formula = TreeFormula(quick.trees.figures, target.fabric, target.payload_bytes)
+    figures, n_ranks = quick.trees.figures, quick.trees.mesh.n_live
+    formula = TreeFormula(figures, target.fabric, target.payload_bytes, n_ranks)
     pipeline = formula.pipeline(formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)
     plan = replace(quick.plan, target=target, pipeline=pipeline)
     n_simulated = min(pipeline.slices, max(1, _MOST_MESSAGES // max(1, plan.schedule.n_rows)))

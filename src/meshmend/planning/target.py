@@ -4,7 +4,7 @@ With a mesh, that is the question which `auto` and every price answer.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from meshmend.errors import InputError
@@ -96,7 +96,7 @@ class Question:
         """What a cache knows the question by: the same for equal meshes, figures and payloads."""
         figures = {
             name: value
-            for name, value in asdict(self.fabric).items()
+            for name, value in self.fabric.summary().items()
             if name not in _FOR_THE_READER
         }
         return (SEARCH_VERSION, str(self.mesh), figures, self.payload_bytes, self.collective)

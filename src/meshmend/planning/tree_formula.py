@@ -16,6 +16,7 @@ from meshmend.schedule.table import Schedule
 from meshmend.topology.fabric import Fabric
 
 MOST_SLICES = 1024  # the most that `benchmarks/trees.py` has used is 652
+_NUMBERS_OF_SLICES = sorted({round(2 ** (step / 8)) for step in range(81)})
 _ROUNDING = 1e-9
 # Trees from everywhere: 6x16 as a torus less a link at 5.6 MB takes as long as its hops and 0.3
 # times as long as its bytes.
@@ -71,6 +72,7 @@ class TreeFormula:
     figures: TreeFigures
     fabric: Fabric
     payload_bytes: float
+    n_ranks: int = 1  # that share the processors of the fabric, if it has any
 
     def time_s(self, slices: int) -> float:
         """Return about how long the trees take.
@@ -84,6 +86,8 @@ class TreeFormula:
 
     def best_slices(self) -> int:
         """Return the number of slices with the least time."""
+        if self.fabric.processors is not None:
+            return min(_NUMBERS_OF_SLICES, key=self.time_s)
         overhead_s = self.fabric.message_overhead_s * self.figures.load
         if not overhead_s:
             return MOST_SLICES // 4 if self.payload_bytes and self.figures.load else 1
@@ -147,25 +151,36 @@ class TreeFormula:
         return Pipeline(slices, skew)
 
     def _hop_and_interval_s(self, slices: int) -> tuple[float, float]:
-        """Return what one hop takes, and the time between slices on the busiest link or chip."""
+        """Return what one hop takes, and the time between slices of what is busiest.
+
+        That is a link, a chip, or all processors together: each message of a slice, one up and one
+        down each tree for every rank but the root, takes one at both ends.
+        """
         size = self.payload_bytes / self.figures.n_trees / slices
         hold_s = self.fabric.message_overhead_s + size / self.fabric.link_bandwidth_bytes_per_s
         add_s = size / (self.fabric.chip_bandwidth_bytes_per_s or math.inf)
         interval_s = max(self.figures.load * hold_s, self.figures.n_trees * add_s)
-        return self.fabric.hop_latency_s + hold_s + add_s / 2, interval_s
+        hop_s = self.fabric.hop_latency_s + hold_s + add_s / 2
+        if (processors := self.fabric.processors) is not None:
+            work_s = 2 * (processors.message_s + size / processors.bytes_per_s)
+            n_messages = 2 * (self.n_ranks - 1) * self.figures.n_trees
+            interval_s = max(interval_s, n_messages * work_s / min(processors.n, self.n_ranks))
+            hop_s += work_s
+        return hop_s, interval_s
 
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """A payload to be summed on a fabric, in `slices` slices (None: any number)."""
+    """A payload to be summed by ranks on a fabric, in `slices` slices (None: any number)."""
 
     fabric: Fabric
     payload_bytes: float
+    n_ranks: int
     slices: int | None = None
 
     def formula(self, figures: TreeFigures) -> TreeFormula:
         """Return the formula of trees with these figures."""
-        return TreeFormula(figures, self.fabric, self.payload_bytes)
+        return TreeFormula(figures, self.fabric, self.payload_bytes, self.n_ranks)
 
     def likely_s(self, figures: TreeFigures) -> float:
         """Return about how long these trees take, in the requested or the best number of slices."""

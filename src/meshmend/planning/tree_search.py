@@ -105,7 +105,7 @@ def best_trees(
 
     If it `may_estimate`, an answer of more messages than the search simulates is not simulated.
     """
-    request = PipelineRequest(fabric, payload_bytes, slices)
+    request = PipelineRequest(fabric, payload_bytes, mesh.n_live, slices)
     progress("trees: packing")
     straight = straight_finalists(mesh, request)
     best_straight = _best_straight(straight, request, progress)
@@ -180,7 +180,7 @@ def is_simulated_whole(trees: Trees, pipeline: Pipeline) -> bool:
 
 def best_pipeline(trees: Trees, fabric: Fabric, payload_bytes: float) -> Pipeline:
     """Return the fastest pipeline found for these trees and a payload."""
-    search = _PipelineSearch(PipelineRequest(fabric, payload_bytes))
+    search = _PipelineSearch(PipelineRequest(fabric, payload_bytes, trees.mesh.n_live))
     return search.improved(*search.first_try(trees))[2]
 
 
@@ -188,7 +188,8 @@ def simulated_trees(
     trees: Trees, fabric: Fabric, payload_bytes: float, pipeline: Pipeline
 ) -> Simulation:
     """Return what trees cost in a pipeline, as `best_trees` finds it."""
-    return _PipelineSearch(PipelineRequest(fabric, payload_bytes)).simulated_whole(trees, pipeline)
+    search = _PipelineSearch(PipelineRequest(fabric, payload_bytes, trees.mesh.n_live))
+    return search.simulated_whole(trees, pipeline)
 
 
 def _pipeline(trees: Trees, formula: TreeFormula, slices: int, delay: float) -> Pipeline:

@@ -8,6 +8,8 @@ the chunks of a slice follow one another like slices. And **leaves last**: rows 
 go when nothing else waits. Knows nothing of time.
 """
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,7 @@ from meshmend.schedule.hazards import MANY, NONE, Hazards
 from meshmend.schedule.table import Schedule
 from meshmend.topology.routes import Routes
 
+LEVELS_PER_SLICE: Final = 64  # delays are rounded to a 64th of a slice, a level
 _LONGEST_DELAY = 1e5  # slices; more than any pipeline has, so a longer delay changes nothing
 
 
@@ -51,6 +54,12 @@ def delay_slices(
     if leaves_last:
         delays[remaining <= 1] += 2 * _LONGEST_DELAY
     return delays if starts is None or not stagger else delays + stagger * starts
+
+
+def in_levels(delays: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Return delays in 64ths of a slice."""
+    levels: NDArray[np.int32] = np.rint(delays * LEVELS_PER_SLICE).astype(np.int32)
+    return levels
 
 
 @kernel

@@ -1,7 +1,8 @@
 """The event loop: messages on channels, in whole ticks of time. `rules` states the rules.
 
 `nodes` holds everything that waits. Messages in flight wait in queues, one for each delay: to hold
-a channel, to hold it and travel, to travel, or to be added up, each for a few message sizes.
+a channel, to hold it and travel, to travel, to be added up, or to be worked on by a processor,
+each for a few message sizes.
 Messages that are ready wait by priority, in one heap for each channel. Node c belongs to channel c
 and stands for its release.
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.kernels import inlined, plain_kernel
+from meshmend.schedule.priority import LEVELS_PER_SLICE
 from meshmend.simulator.network_program import (
     COUNTED_WRITE,
     DONE_AT,
@@ -29,9 +31,11 @@ from meshmend.simulator.network_program import (
     channel_of,
 )
 from meshmend.simulator.nodes import (
+    ARRIVED,
     CHILD,
     CHIPS_LIMIT,
     FIRST,
+    HAS_WORK,
     HEAP,
     HEAP_TIME,
     HOP,
@@ -39,9 +43,9 @@ from meshmend.simulator.nodes import (
     KEY,
     LAST,
     LEAVING,
-    LEVELS_PER_SLICE,
     N_DONE,
     N_FREED,
+    N_IDLE,
     N_POSTED,
     N_SLICES,
     N_TO_CHOOSE,
@@ -51,9 +55,11 @@ from meshmend.simulator.nodes import (
     NOW,
     REPEATS,
     ROW_BITS,
+    STARTS,
     TICKS,
     TIME,
     TO_ADD,
+    TO_WORK,
     give_back,
     meld,
     new_node,
@@ -66,8 +72,9 @@ from meshmend.simulator.nodes import (
 RELEASE: Final = 0
 ARRIVE: Final = 1
 ADDED: Final = 2
-N_KINDS: Final = 3
-TRAVEL: Final = 3
+WORKED: Final = 3
+N_KINDS: Final = 4
+TRAVEL: Final = 4
 
 # Columns of State.channels.
 WAITING: Final = 0  # the heap of what waits
@@ -83,6 +90,10 @@ BUSY: Final = 2
 ADDING: Final = 0
 FREED: Final = 3
 
+# Columns of State.ranks: whether it keeps a processor busy, and the heap of what waits meanwhile.
+WORKING: Final = 0
+MEANWHILE: Final = 1
+
 
 class State(NamedTuple):
     """What the event loop changes."""
@@ -95,15 +106,23 @@ class State(NamedTuple):
     counters: NDArray[np.int32]  # what each slot of each slice still waits for
     phases: NDArray[np.int64]  # first start and last end; the last row is for rows of no phase
     trace: NDArray[np.int64]  # key, place in Tables.hops and start of every hop; empty without
+    # Of each row source and destination, -1: no processor; then each rank, for its start. Empty if
+    # messages take no processors.
+    ends: NDArray[np.int32]
+    ranks: NDArray[np.int64]
 
 
 @plain_kernel
 def begin(tables: Tables, levels: NDArray[np.int32], state: State) -> None:
-    """Queue the first slice of every row that waits for nothing at its channel."""
+    """Queue each rank's start, and the first slice of every row that waits for nothing."""
+    for row in range(len(tables.rows), len(state.ends)):
+        node = new_node(state.clock, state.nodes, np.int64(-1) << 32 | row)
+        state.nodes[node, HOP] = STARTS
+        _ask_processor(state.clock, state.nodes, node)
     for row in tables.start_rows:
         node = new_node(state.clock, state.nodes, np.int64(levels[row]) << 32 | row)
         state.nodes[node, HOP] = tables.rows[row, FIRST_HOP] | REPEATS
-        _wait(state.clock, state.nodes, state.channels, tables.hops, node)
+        _leave(state.clock, state.nodes, state.channels, tables.hops, state.ends, node)
 
 
 @plain_kernel
@@ -113,6 +132,7 @@ def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int
     slot_row = tables.slot_row
     clock, nodes, delays, channels = state.clock, state.nodes, state.delays, state.channels
     chips, counters, phases, trace = state.chips, state.counters, state.phases, state.trace
+    ends, ranks = state.ends, state.ranks
     while True:
         for at in range(clock[N_TO_CHOOSE]):
             channel = channels[at, TO_CHOOSE]
@@ -124,6 +144,8 @@ def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int
         clock[N_TO_CHOOSE] = 0
         if clock[CHIPS_LIMIT]:
             _add_up(clock, nodes, delays, chips, rows)
+        if clock[HAS_WORK]:
+            _work(clock, nodes, delays, levels, rows, ends, ranks)
         if clock[N_POSTED] == 0 or clock[N_DONE] >= until_done:
             n_done: int = clock[N_DONE]
             return n_done
@@ -138,7 +160,19 @@ def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int
                 if kind == TRAVEL:
                     _wait(clock, nodes, channels, hops, node)
                 elif kind == ARRIVE:
-                    _arrive(clock, nodes, counters, rows, levels, len(slot_row), node)
+                    if clock[HAS_WORK] and ends[nodes[node, KEY] & ROW_BITS, 1] >= 0:
+                        nodes[node, HOP] = ARRIVED
+                        _ask_processor(clock, nodes, node)
+                    else:
+                        _arrive(clock, nodes, counters, rows, levels, len(slot_row), node)
+                elif kind == WORKED:
+                    _free_processor(clock, nodes, ends, ranks, node)
+                    if nodes[node, HOP] == STARTS:
+                        give_back(clock, nodes, node)
+                    elif nodes[node, HOP] & ARRIVED:
+                        _arrive(clock, nodes, counters, rows, levels, len(slot_row), node)
+                    else:
+                        _wait(clock, nodes, channels, hops, node)
                 elif kind == ADDED:
                     _added(clock, nodes, chips, rows, node)
                 else:
@@ -146,7 +180,7 @@ def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int
                     if nodes[node, LEAVING]:
                         _set_off(
                             clock, nodes, channels, counters, rows, levels, hops, after, slot_row,
-                            nodes[node, LEAVING] >> 32, nodes[node, LEAVING] & ROW_BITS,
+                            ends, nodes[node, LEAVING] >> 32, nodes[node, LEAVING] & ROW_BITS,
                             _slice_of(nodes[node, KEY], levels),
                         )  # fmt: skip
                 while clock[IN_PLACE] != NOTHING:
@@ -154,7 +188,7 @@ def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int
                     row = key & ROW_BITS
                     _set_off(
                         clock, nodes, channels, counters, rows, levels, hops, after, slot_row,
-                        np.int64(rows[row, DONE_AT]), np.int64(rows[row, DONE_STOP]),
+                        ends, np.int64(rows[row, DONE_AT]), np.int64(rows[row, DONE_STOP]),
                         _slice_of(key, levels),
                     )  # fmt: skip
                 node = following
@@ -169,7 +203,7 @@ def _slice_of(key, levels):  # type: ignore[no-untyped-def]
 
 @inlined
 def _set_off(  # type: ignore[no-untyped-def]
-    clock, nodes, channels, counters, rows, levels, hops, after, slot_row, first, stop, part
+    clock, nodes, channels, counters, rows, levels, hops, after, slot_row, ends, first, stop, part
 ):
     """Start, in one slice, the sends and writes of `after[first:stop]` that now wait for no row."""
     for at in range(first, stop):
@@ -186,7 +220,54 @@ def _set_off(  # type: ignore[no-untyped-def]
             _may_write(clock, nodes, rows, node)
         else:
             nodes[node, HOP] = rows[row, FIRST_HOP]
-            _wait(clock, nodes, channels, hops, node)
+            _leave(clock, nodes, channels, hops, ends, node)
+
+
+@inlined
+def _leave(clock, nodes, channels, hops, ends, node):  # type: ignore[no-untyped-def]
+    """Queue a message for a processor of its source, if it needs one, or at its first channel."""
+    if clock[HAS_WORK] and ends[nodes[node, KEY] & ROW_BITS, 0] >= 0:
+        _ask_processor(clock, nodes, node)
+    else:
+        _wait(clock, nodes, channels, hops, node)
+
+
+@inlined
+def _ask_processor(clock, nodes, node):  # type: ignore[no-untyped-def]
+    nodes[node, CHILD] = NOTHING
+    clock[TO_WORK] = meld(nodes, clock[TO_WORK], node)
+
+
+@inlined
+def _work(clock, nodes, delays, levels, rows, ends, ranks):  # type: ignore[no-untyped-def]
+    """Let idle processors take the first of the messages whose rank keeps none busy."""
+    while clock[N_IDLE] > 0 and clock[TO_WORK] != NOTHING:
+        node = clock[TO_WORK]
+        clock[TO_WORK] = without_top(nodes, node)
+        row = nodes[node, KEY] & ROW_BITS
+        rank = np.int64(ends[row, 1 if nodes[node, HOP] & ARRIVED else 0])
+        if ranks[rank, WORKING]:
+            nodes[node, CHILD] = NOTHING
+            ranks[rank, MEANWHILE] = meld(nodes, ranks[rank, MEANWHILE], node)
+            continue
+        ranks[rank, WORKING] = 1
+        clock[N_IDLE] -= 1
+        if nodes[node, HOP] == STARTS:
+            post(clock, nodes, delays, len(delays) - 1 - N_KINDS + WORKED, node)
+            continue
+        clock[TO_WORK] = _with_next_slice(clock, nodes, levels, clock[TO_WORK], node)
+        post(clock, nodes, delays, N_KINDS * np.int64(rows[row, SIZE_CLASS]) + WORKED, node)
+
+
+@inlined
+def _free_processor(clock, nodes, ends, ranks, node):  # type: ignore[no-untyped-def]
+    row = nodes[node, KEY] & ROW_BITS
+    rank = np.int64(ends[row, 1 if nodes[node, HOP] & ARRIVED else 0])
+    ranks[rank, WORKING] = 0
+    clock[N_IDLE] += 1
+    if ranks[rank, MEANWHILE] != NOTHING:
+        clock[TO_WORK] = meld(nodes, clock[TO_WORK], ranks[rank, MEANWHILE])
+        ranks[rank, MEANWHILE] = NOTHING
 
 
 @inlined
@@ -265,19 +346,25 @@ def _next_in_place(clock, nodes, phases, rows):  # type: ignore[no-untyped-def]
 
 @inlined
 def _first_waiting(clock, nodes, channels, levels, channel):  # type: ignore[no-untyped-def]
-    """Take the first message that waits for a channel; if its row waits for nothing, queue the
-    next slice in its place."""
+    """Take the first message that waits for a channel."""
     node = channels[channel, WAITING]
-    channels[channel, WAITING] = without_top(nodes, node)
+    rest = without_top(nodes, node)
+    channels[channel, WAITING] = _with_next_slice(clock, nodes, levels, rest, node)
+    return node
+
+
+@inlined
+def _with_next_slice(clock, nodes, levels, heap, node):  # type: ignore[no-untyped-def]
+    """Return a heap, with the next slice of a message that starts if its row waits for nothing."""
     if nodes[node, HOP] & REPEATS:
         key = nodes[node, KEY] + (LEVELS_PER_SLICE << 32)
         if _slice_of(key, levels) < clock[N_SLICES]:
             following = new_node(clock, nodes, key)
             nodes[following, HOP] = nodes[node, HOP]
             nodes[following, CHILD] = NOTHING
-            channels[channel, WAITING] = meld(nodes, channels[channel, WAITING], following)
+            heap = meld(nodes, heap, following)
         nodes[node, HOP] &= ROW_BITS
-    return node
+    return heap
 
 
 @inlined

@@ -13,7 +13,7 @@ All arrays hold int64. A node is one row of `nodes`: node c is channel c's own f
     0            CHILD    node        while in a heap: its first child there, NOTHING: none
     1            KEY      level, row  level << 32 | row: of two messages the smaller goes first
     2            HOP      index       of a message: its channel's place in Tables.hops, and perhaps
-                                      the bit REPEATS
+                                      one of the bits REPEATS, ARRIVED and STARTS
     2            LEAVING  indices     of a channel's node: what waits for its release, as a range of
                                       Tables.after, start << 32 | stop; 0: nothing
     3            NEXT     node        the next in its queue, its list, or its heap's row of
@@ -42,6 +42,9 @@ have two names, because no node needs both meanings at once.
     9            N_POSTED     delays    how many have events: the size of the heap of delays
     10           N_TRACED     hops      how many are in the trace
     11           CHIPS_LIMIT  0 or 1    whether adding up takes time
+    12           HAS_WORK     0 or 1    whether messages take processors
+    13           N_IDLE       processors  how many are free
+    14           TO_WORK      node      the heap of messages that wait for a processor
 """
 
 from typing import Final
@@ -53,7 +56,8 @@ from meshmend.kernels import inlined
 NOTHING: Final = -1  # no node
 ROW_BITS: Final = 0xFFFFFFFF
 REPEATS: Final = 1 << 40  # its row waits for nothing: when it starts, the next slice waits
-LEVELS_PER_SLICE: Final = 64  # delays of rows are rounded to a 64th of a slice
+ARRIVED: Final = 1 << 41  # it waits for a processor of its destination
+STARTS: Final = 1 << 42  # it is no message, but what its rank does before anything else
 
 # Columns of `nodes`.
 TIME: Final = 0
@@ -85,7 +89,10 @@ N_FREED: Final = 8
 N_POSTED: Final = 9
 N_TRACED: Final = 10
 CHIPS_LIMIT: Final = 11
-N_CLOCK: Final = 12
+HAS_WORK: Final = 12
+N_IDLE: Final = 13
+TO_WORK: Final = 14
+N_CLOCK: Final = 15
 
 
 @inlined

@@ -12,6 +12,11 @@ These rules determine every simulated time:
   place, in the same slice.
 - It may be written when it has arrived and its `write` hazards are over: rows that read at its
   destination have left (their first channel is free again), and the others are in place.
+- If the fabric has `processors`, all ranks share them. A message keeps one busy for `message_s +
+  bytes / bytes_per_s` at its source, before it waits for its first channel, and again at its
+  destination, before it counts as arrived. First of all each rank keeps one busy for `start_s`. A
+  rank keeps no two busy at once. Free processors begin with the starts, by rank; then they take
+  messages by priority, of those whose rank keeps none busy. Local rows and updates take none.
 - It is in place when it is written. If it reduces and `chip_bandwidth` is set, it is in place when
   the chip has added it up, which takes `bytes / chip_bandwidth`. A chip adds up one message after
   another, first come first served, and by priority among those that come at the same time.
@@ -41,6 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.schedule.priority import LEVELS_PER_SLICE, in_levels
 from meshmend.schedule.table import Schedule
 from meshmend.simulator import discrete_events as events
 from meshmend.simulator import nodes
@@ -130,8 +136,8 @@ def simulate(
         )
     levels = _levels(program, delay_slices)
     delays, tick_s = _delays(program, fabric, payload_bytes, slices)
-    state = _start_state(program, delays, slices, n_traced=program.n_hops * slices * trace)
-    state.clock[nodes.CHIPS_LIMIT] = fabric.chip_bandwidth_bytes_per_s is not None
+    n_traced = program.n_hops * slices * trace
+    state = _start_state(program, delays, slices, fabric, n_traced=n_traced)
     _run(program, levels, state, slices, progress)
     return Simulation(
         schedule=program.schedule,
@@ -153,7 +159,8 @@ def _delays(
 ) -> tuple[NDArray[np.int64], float]:
     """Return the delays of the event loop in ticks, and a tick in seconds.
 
-    There are three for each speed and size, and a hop's.
+    There are four for each speed and size, then four of which one is a rank's start, if messages
+    take processors, and a hop's.
     """
     sizes = program.fractions * (payload_bytes / slices)
     first_own = len(sizes) - program.n_own_classes
@@ -162,8 +169,19 @@ def _delays(
     hold_s = fabric.message_overhead_s + sizes / bandwidths
     hold_s[:, first_own:] = sizes[first_own:] / (rate or math.inf)
     add_s = sizes / (fabric.chip_bandwidth_bytes_per_s or math.inf)
-    longest_s = max(hold_s.max(initial=0.0), add_s.max(initial=0.0), fabric.hop_latency_s)
-    in_all_s = longest_s * slices * (2 * program.n_hops + program.n_rows)
+    processors, n_starts = fabric.processors, 0
+    work_s, start_s = np.zeros(len(sizes)), 0.0
+    if processors is not None:
+        work_s, start_s = processors.message_s + sizes / processors.bytes_per_s, processors.start_s
+        n_starts = program.schedule.n_ranks
+    longest_s = max(
+        *(delays_s.max(initial=0.0) for delays_s in (hold_s, add_s, work_s)),
+        fabric.hop_latency_s,
+        start_s,
+    )
+    n_works = 2 if processors is not None else 0
+    in_all_s = longest_s * slices * (2 * program.n_hops + (1 + n_works) * program.n_rows)
+    in_all_s += n_starts * start_s
     least_s = max(longest_s / _TICKS_PER_DELAY, in_all_s / _TICKS_IN_ALL)
     # A power of two: halves and quarters of a second stay what they are.
     tick_s = 2.0 ** math.ceil(math.log2(least_s)) if least_s > 0 else 1.0
@@ -173,11 +191,14 @@ def _delays(
     delays[..., events.ARRIVE] = hop + delays[..., events.RELEASE]
     delays[:, first_own:, events.ARRIVE] -= hop
     delays[..., events.ADDED] = np.rint(add_s / tick_s)
-    return np.append(delays, hop), tick_s
+    delays[..., events.WORKED] = np.rint(work_s / tick_s)
+    starts = np.zeros(0 if processors is None else events.N_KINDS, dtype=np.int64)
+    starts[events.WORKED :][:1] = round(start_s / tick_s)
+    return np.concatenate([delays.reshape(-1), starts, [hop]]), tick_s
 
 
 def _start_state(
-    program: Program, delays: NDArray[np.int64], slices: int, *, n_traced: int
+    program: Program, delays: NDArray[np.int64], slices: int, fabric: Fabric, *, n_traced: int
 ) -> State:
     """Return the state at time 0: every channel is free, and nothing waits yet."""
     clock = np.zeros(nodes.N_CLOCK, dtype=np.int64)
@@ -185,24 +206,43 @@ def _start_state(
     # After the channels come those of the chips' own, for updates and local rows.
     n_queues = program.n_channels + (program.schedule.n_ranks if program.n_own_classes else 0)
     clock[nodes.N_NODES] = n_queues
-    clock[[nodes.FREE_NODES, nodes.IN_PLACE, nodes.TO_ADD]] = nodes.NOTHING
+    clock[[nodes.FREE_NODES, nodes.IN_PLACE, nodes.TO_ADD, nodes.TO_WORK]] = nodes.NOTHING
+    clock[nodes.CHIPS_LIMIT] = fabric.chip_bandwidth_bytes_per_s is not None
+    ends = np.empty((0, 2), dtype=np.int32)
+    if fabric.processors is not None:
+        clock[nodes.HAS_WORK], clock[nodes.N_IDLE] = 1, fabric.processors.n
+        ends = _ends(program)
     channels = np.zeros((n_queues, 4), dtype=np.int64)
     channels[:, events.WAITING] = nodes.NOTHING
     queues = np.full((delays.size, nodes.N_DELAY_COLUMNS), nodes.NOTHING, dtype=np.int64)
     queues[:, nodes.TICKS] = delays
     chips = np.full((program.schedule.n_ranks, 4), nodes.NOTHING, dtype=np.int64)
     chips[:, events.ADDING] = 0
+    ranks = np.full((program.schedule.n_ranks, 2), nodes.NOTHING, dtype=np.int64)
+    ranks[:, events.WORKING] = 0
     return State(
         clock=clock,
         # Every message may be in flight at once, few ever are: pages never used cost nothing.
-        nodes=np.empty((n_queues + program.n_rows * slices, 4), dtype=np.int64),
+        nodes=np.empty((n_queues + program.n_rows * slices + len(ends), 4), dtype=np.int64),
         delays=queues,
         channels=channels,
         chips=chips,
         counters=np.concatenate([program.tables.slot_needs] * slices),
         phases=np.tile(np.array([nodes.NOTHING, 0]), (len(program.schedule.phases) + 1, 1)),
         trace=np.empty((n_traced, 3), dtype=np.int64),
+        ends=ends,
+        ranks=ranks,
     )
+
+
+def _ends(program: Program) -> NDArray[np.int32]:
+    """Return source and destination of each row, -1 where it takes no link; then each rank."""
+    schedule = program.schedule
+    ends = np.full((program.n_rows + schedule.n_ranks, 2), -1, dtype=np.int32)
+    ends[program.n_rows :] = np.arange(schedule.n_ranks)[:, None]
+    is_sent = ~schedule.is_local if schedule.has_scratch else np.ones(schedule.n_rows, dtype=bool)
+    ends[: schedule.n_rows][is_sent] = np.stack([schedule.src, schedule.dst], axis=1)[is_sent]
+    return ends
 
 
 def _levels(program: Program, delay_slices: NDArray[np.float64] | None) -> NDArray[np.int32]:
@@ -217,7 +257,7 @@ def _levels(program: Program, delay_slices: NDArray[np.float64] | None) -> NDArr
             f"got {delay_slices.size} from {least} to {most}"
         )
     levels = np.zeros(program.n_rows, dtype=np.int32)  # updates have no delay
-    levels[:n_rows] = np.rint(delay_slices * nodes.LEVELS_PER_SLICE)
+    levels[:n_rows] = in_levels(delay_slices)
     return levels
 
 
@@ -257,7 +297,7 @@ def _trace_of(program: Program, levels: NDArray[np.int32], state: State, tick_s:
     held = state.delays[release, nodes.TICKS]
     return Trace(
         row=row,
-        slice=((key >> 32).astype(np.int32) - levels[row]) // nodes.LEVELS_PER_SLICE,
+        slice=((key >> 32).astype(np.int32) - levels[row]) // LEVELS_PER_SLICE,
         channel=channel.astype(np.int32),
         start_s=start * tick_s,
         end_s=(start + held) * tick_s,

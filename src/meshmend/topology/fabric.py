@@ -7,13 +7,45 @@ figures with your own measurements: `fabric("tpu-v3").with_(...)`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from meshmend.errors import InputError
 from meshmend.units import format_bandwidth, format_time, parse_bandwidth, parse_time
 
 _LARGEST = 1e18  # of seconds and of bytes a second: beyond it times are no longer whole ticks
+
+
+@dataclass(frozen=True)
+class Processors:
+    """The processors of one host, if all chips are processes of it.
+
+    Each chip keeps one busy for `start_s` before anything else. A message keeps one busy at its
+    source, and again at its destination, for `message_s` and the time of its bytes at
+    `bytes_per_s`. No chip keeps two busy at once.
+    """
+
+    n: int
+    message_s: float
+    bytes_per_s: float
+    start_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        times = {"message_s": self.message_s, "start_s": self.start_s}
+        for name, value in times.items():
+            if not 0 <= value <= _LARGEST:
+                raise InputError(f"processors need zero or a positive {name}, but got {value}")
+        if type(self.n) is not int or self.n < 1:
+            raise InputError(f"a host needs one processor or more, but got {self.n}")
+        if not 0 < self.bytes_per_s <= _LARGEST:
+            raise InputError(f"processors need a positive bytes_per_s, but got {self.bytes_per_s}")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.n} processor{'s' if self.n > 1 else ''} ({format_time(self.start_s)} a chip, "
+            f"{format_time(self.message_s)} a message, {format_bandwidth(self.bytes_per_s)})"
+        )
 
 
 @dataclass(frozen=True)
@@ -23,7 +55,8 @@ class Fabric:
     A link carries `link_bandwidth_bytes_per_s` in each direction at once, a message's head
     takes `hop_latency_s` over a link, and each message holds a link for `message_overhead_s`
     beyond its bytes. A chip adds up `chip_bandwidth_bytes_per_s`; None: adding takes no time. In a
-    sharded update a chip turns `update_bytes_per_s` of its sums into weights; None: no time.
+    sharded update a chip turns `update_bytes_per_s` of its sums into weights; None: no time. Where
+    chips are processes of one host, they share its `processors`.
     """
 
     name: str
@@ -34,6 +67,7 @@ class Fabric:
     source: str = "given by the caller"
     usual_mesh: str = ""  # for the reader, such as "16x16 torus"
     update_bytes_per_s: float | None = None
+    processors: Processors | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -86,7 +120,33 @@ class Fabric:
             parts.append(f"{format_bandwidth(self.chip_bandwidth_bytes_per_s)} a chip")
         if self.update_bytes_per_s is not None:
             parts.append(f"{format_bandwidth(self.update_bytes_per_s)} an update")
+        if self.processors is not None:
+            parts.append(str(self.processors))
         return ", ".join(parts)
+
+    @property
+    def figures(self) -> str:
+        """The figures of links and processors as `parse_fabric` reads them, three digits each."""
+        words = [
+            figures_text(
+                self.link_bandwidth_bytes_per_s, self.hop_latency_s, self.message_overhead_s
+            )
+        ]
+        if (processors := self.processors) is not None:
+            words += [
+                str(processors.n),
+                format_time(processors.message_s),
+                format_bandwidth(processors.bytes_per_s),
+                format_time(processors.start_s),
+            ]
+        return ",".join(words).replace(" ", "")
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as a JSON value; a fabric without processors does not name them."""
+        figures = asdict(self)
+        if self.processors is None:
+            del figures["processors"]
+        return figures
 
     def _check(self, figure: str, value: float, needed: str) -> None:
         is_one = 0 < value <= _LARGEST or (value == 0 and "zero" in needed)
@@ -192,7 +252,7 @@ def fabric(name: str) -> Fabric:
 def figures_text(
     link_bandwidth_bytes_per_s: float, hop_latency_s: float, message_overhead_s: float
 ) -> str:
-    """Return the figures of a fabric as `parse_fabric` reads them, with three digits each."""
+    """Return the figures of links as `parse_fabric` reads them, with three digits each."""
     times = format_time(hop_latency_s), format_time(message_overhead_s)
     return ",".join((format_bandwidth(link_bandwidth_bytes_per_s), *times)).replace(" ", "")
 
@@ -200,7 +260,9 @@ def figures_text(
 def parse_fabric(text: str) -> Fabric:
     """Return the preset of a name, or a fabric of your own figures: `6.15MB/s,44us,12us`.
 
-    Those are the bandwidth of a link, the latency of a hop and the overhead of a message.
+    Those are the bandwidth of a link, the latency of a hop and the overhead of a message. Of chips
+    that share the processors of a host four more may follow: how many these are, what a message and
+    its bytes take of them, and what a chip's start does: `2,3us,865MB/s,250us`.
 
     Raises:
         InputError: there is no such preset, or the figures cannot be read.
@@ -208,15 +270,25 @@ def parse_fabric(text: str) -> Fabric:
     if "," not in text:
         return fabric(text)
     figures = text.split(",")
-    if len(figures) != 3:
+    if len(figures) not in (3, 7):
         raise InputError(
             "--fabric needs a link's bandwidth, a hop's latency and a message's overhead, such as "
-            f"6.15MB/s,44us,12us, but got {text!r}"
+            "6.15MB/s,44us,12us, and perhaps the number of processors that chips share, what a "
+            f"message and its bytes take of them, and a start: 2,3us,1GB/s,250us, but got {text!r}"
         )
-    bandwidth, latency, overhead = figures
+    bandwidth, latency, overhead, *of_processors = figures
     return Fabric(
         name=text,
         link_bandwidth_bytes_per_s=parse_bandwidth(bandwidth),
         hop_latency_s=parse_time(latency),
         message_overhead_s=parse_time(overhead),
+        processors=_parse_processors(*of_processors) if of_processors else None,
+    )
+
+
+def _parse_processors(number: str, message: str, bandwidth: str, start: str) -> Processors:
+    if not number.strip().isdecimal():
+        raise InputError(f"--fabric needs a whole number of processors, but got {number!r}")
+    return Processors(
+        int(number), parse_time(message), parse_bandwidth(bandwidth), parse_time(start)
     )

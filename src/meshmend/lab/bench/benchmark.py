@@ -13,7 +13,7 @@ import statistics
 import subprocess
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -254,7 +254,7 @@ def summary(measured: BenchmarkResults) -> dict[str, Any]:
         "collective": str(request.collective),
         "testbed_bytes_per_s": request.link_bandwidth,
         "limit": NO_LIMIT_NOTE if request.link_bandwidth is None else LIMIT_NOTE,
-        "fabric": asdict(measured.fabric),
+        "fabric": measured.fabric.summary(),
         "absent": measured.absent,
     }
     sweep = [_payload_summary(point) for point in measured.sweep]

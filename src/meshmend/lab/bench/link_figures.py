@@ -1,13 +1,25 @@
-"""Measures the fabric of a network with the probes of `planning.link_probes`."""
+"""Measures the fabric of a network with the probes of `planning.link_probes`.
+
+On a testbed all chips are processes of this host, so the fabric has its processors. On loopback
+processors are all there is: the figures of links are what they leave.
+"""
 
 import math
+import os
 from collections.abc import Callable
 
 import numpy as np
 
 from meshmend.lab.bench.contenders import ITEM_BYTES, Network, Planned
 from meshmend.lab.bench.worker_pool import WorkerPool
-from meshmend.planning.link_probes import PIECE_BYTES, LinkProbe, fabric_from, fabric_probes
+from meshmend.planning.link_probes import (
+    PIECE_BYTES,
+    LinkProbe,
+    fabric_from,
+    fabric_probes,
+    on_processors,
+    processor_probes,
+)
 from meshmend.schedule.hazards import hazards_of
 from meshmend.topology.fabric import Fabric
 
@@ -18,7 +30,7 @@ _LEAST_PIECES, _MOST_PIECES = 16, 512  # of the short probe
 
 
 def measured_fabric(network: Network, progress: Callable[[str], None]) -> Fabric:
-    """Return the link figures of a network.
+    """Return the figures of a network's links, and of the processors that its chips share.
 
     Raises:
         BenchmarkError: a probe did not finish.
@@ -26,16 +38,23 @@ def measured_fabric(network: Network, progress: Callable[[str], None]) -> Fabric
     rate = None if network.bed is None else network.bed.link_bandwidth
     wanted_bytes = _LOOPBACK_BYTES if rate is None else _SHORT_S * rate
     n_pieces = int(np.clip(wanted_bytes // PIECE_BYTES, _LEAST_PIECES, _MOST_PIECES))
-    probes = [_planned(probe) for probe in fabric_probes(network.mesh, n_pieces)]
-    fastest = dict.fromkeys((probe.name for probe in probes), math.inf)
-    with WorkerPool(network, probes) as pool:
+    n_processors = None if network.bed is None else len(os.sched_getaffinity(0))
+    of_links = fabric_probes(network.mesh, n_pieces, n_processors)
+    probes = of_links if n_processors is None else (*of_links, *processor_probes(network.mesh))
+    planned = [_planned(probe) for probe in probes]
+    least_s, least_busy_s = [math.inf] * len(probes), [math.inf] * len(probes)
+    with WorkerPool(network, planned) as pool:
         for repetition in range(_N_REPETITIONS + 1):
-            for probe in probes:
+            for number, probe in enumerate(planned):
                 progress(f"measuring links: {probe.name}")
-                time_s = pool.measure(probe).time_s
+                measured = pool.measure(probe)
                 if repetition:  # the first one fills caches and opens TCP windows
-                    fastest[probe.name] = min(fastest[probe.name], time_s)
-    return fabric_from(network.mesh, *fastest.values(), n_pieces=n_pieces)
+                    least_s[number] = min(least_s[number], measured.time_s)
+                    least_busy_s[number] = min(least_busy_s[number], measured.busy_s)
+    fabric = fabric_from(network.mesh, *least_s[: len(of_links)], n_pieces=n_pieces)
+    if n_processors is None:
+        return fabric
+    return on_processors(fabric, n_processors, probes, least_busy_s)
 
 
 def _planned(probe: LinkProbe) -> Planned:

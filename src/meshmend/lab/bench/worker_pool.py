@@ -34,10 +34,14 @@ _PER_WORKER_S = 0.0003  # the time to wake a worker
 
 @dataclass(frozen=True)
 class Repetition:
-    """One repetition: its time, and whether every rank ended with the right numbers."""
+    """One repetition: its time, and whether every rank ended with the right numbers.
+
+    `busy_s` is for how long processors worked for all workers together.
+    """
 
     time_s: float
     correct: bool
+    busy_s: float = 0.0
 
 
 class WorkerPool:
@@ -81,7 +85,8 @@ class WorkerPool:
         )
         answers = [self._receive(rank, None, contender) for rank in ranks]
         began, ended = (min(a["began"] for a in answers), max(a["ended"] for a in answers))
-        return Repetition(ended - began, all(answer["correct"] for answer in answers))
+        busy_s = sum(answer["busy"] for answer in answers)
+        return Repetition(ended - began, all(answer["correct"] for answer in answers), busy_s)
 
     def end(self) -> None:
         """End all workers and remove the folder that they share."""
@@ -216,8 +221,8 @@ def _serve(channel: PoolChannel, participant: Participant, contenders: Sequence[
         if (start := channel.receive()) is None:
             return
         time.sleep(max(0.0, start["at"] - time.monotonic()))
-        began = time.monotonic()
+        worked, began = time.process_time(), time.monotonic()
         result = ready[number](buffer)
-        ended = time.monotonic()
+        ended, busy_s = time.monotonic(), time.process_time() - worked
         correct = bool(np.array_equal(result, payload.result))
-        channel.send({"began": began, "ended": ended, "correct": correct})
+        channel.send({"began": began, "ended": ended, "correct": correct, "busy": busy_s})

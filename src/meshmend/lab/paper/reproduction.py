@@ -145,7 +145,7 @@ class Reproduction:
         """Return everything as a JSON value."""
         setting = self.setting
         return {
-            "fabric": asdict(setting.fabric),
+            "fabric": setting.fabric.summary(),
             "method": {
                 "calibrated_on": "full-mesh columns of tables 1 and 2",
                 "full_algorithm": setting.full_algorithm,
