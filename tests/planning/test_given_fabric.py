@@ -14,7 +14,7 @@ from meshmend.planning.catalogue import (
     auto_on,
     default_slices,
     payload_class,
-    planned_slices,
+    planned_pipeline,
 )
 from meshmend.planning.plan import plan
 from meshmend.planning.plan_cache import load_plans, packed_plan, remember_packed, store_plans
@@ -79,7 +79,7 @@ def test_slices_travel_with_a_plan_to_the_folder_and_to_other_chips(
         monkeypatch.setattr(catalogue, "_remembered", {})
         read()
         assert catalogue.is_remembered(SLOW, name, SUM, class_bytes)
-        assert planned_slices(SLOW, name, SUM, class_bytes) is not None
+        assert planned_pipeline(SLOW, name, SUM, class_bytes) is not None
         found, again = on(SLOW, 1 << 20, name)
         assert (found.digest, again) == (schedule.digest, slices)
 
@@ -88,7 +88,7 @@ def test_without_a_fabric_nothing_changes() -> None:
     schedule, slices = on(SLOW, 1 << 20, "auto")
 
     assert slices == default_slices(schedule, 1 << 20)
-    assert planned_slices(SLOW, "auto", SUM, payload_class(SUM, 1 << 20)) is None
+    assert planned_pipeline(SLOW, "auto", SUM, payload_class(SUM, 1 << 20)) is None
 
 
 def test_a_fabric_wins_over_one_host_and_is_refused_where_it_means_nothing() -> None:

@@ -8,9 +8,9 @@ Where all ranks are processes of one host, no link is slow: processors copy. Eve
 the same bytes, and a ring does it in the fewest messages, so `AUTO_ON_ONE_HOST` takes it for long
 payloads.
 
-`auto` plans for the fabric that it is given (`auto_on`), and runs the plan in the slices that are
-fastest there. Without one it plans for `reference`, which no machine is, and slices are cut by the
-payload's size.
+`auto` plans for the fabric that it is given (`auto_on`), and runs the plan in the slices and with
+the delays that are fastest there. Without one it plans for `reference`, which no machine is, and
+slices are cut by the payload's size.
 
 The fastest sum is searched for, which takes seconds on a thousand chips; meshes that are mirror
 images or shifts of one another share one search. `QUICK` names the trees that take its place until
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshmend.planning.colour_search import quick_colours
 from meshmend.planning.exchange_prices import REGIONS
@@ -31,8 +32,11 @@ from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.proof import prove
 from meshmend.planning.quick_plan import quick_schedule
 from meshmend.planning.target import Target
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import algorithm as algorithm_named
 from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.placement import placed
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.spanning import (
     broadcast,
     check_reached,
@@ -83,7 +87,7 @@ class CollectiveCall:
 
 Proved = tuple[Schedule, Hazards]
 
-_Made = tuple[Proved, int | None]  # and in how many slices it is fastest, if that is known
+_Made = tuple[Proved, Pipeline | None]  # and how it is pipelined, if it was planned for a fabric
 _remembered: dict[tuple[Mesh, str, CollectiveCall, int], _Made] = {}
 _MOST_REMEMBERED = 256
 
@@ -93,10 +97,10 @@ def proved_schedule(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_byte
     return _known(mesh, algorithm, kind, class_bytes)[0]
 
 
-def planned_slices(
+def planned_pipeline(
     mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int
-) -> int | None:
-    """Return in how many slices that schedule is fastest for a payload of its class, if known."""
+) -> Pipeline | None:
+    """Return how that schedule is fastest for a payload of its class, if it is for a fabric."""
     return _known(mesh, algorithm, kind, class_bytes)[1]
 
 
@@ -137,14 +141,14 @@ def remember(
     kind: CollectiveCall,
     class_bytes: int,
     schedule: Schedule,
-    slices: int | None = None,
+    pipeline: Pipeline | None = None,
 ) -> None:
     """Prove a schedule that was made elsewhere; `proved_schedule` then returns it.
 
     Raises:
         ProofError: the schedule is wrong.
     """
-    _remembered[mesh, algorithm, kind, class_bytes] = _proved(mesh, schedule), slices
+    _remembered[mesh, algorithm, kind, class_bytes] = _proved(mesh, schedule), pipeline
 
 
 def auto_on(fabric: str) -> str:
@@ -163,7 +167,7 @@ def _split(algorithm: str) -> tuple[str, Fabric | None]:
 
 
 def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> _Made:
-    """Return a proved schedule; one that was searched for on a given fabric with its slices."""
+    """Return a proved schedule; one that was searched for on a given fabric with its pipeline."""
     name, fabric = _split(algorithm)
     if kind.name == "broadcast":
         return _proved(mesh, broadcast(mesh, kind.root)), None
@@ -179,15 +183,15 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
         if is_searched(mesh, algorithm, kind, class_bytes):
             like = stand_in(mesh)
             if like.mesh != mesh:
-                (found, _), slices = _known(like.mesh, algorithm, kind, class_bytes)
-                return _proved(mesh, renamed(found, like.ranks)), slices
+                (found, _), pipeline = _known(like.mesh, algorithm, kind, class_bytes)
+                return _proved(mesh, renamed(found, like.ranks)), pipeline
         made = plan(mesh, name, payload=class_bytes, fabric=fabric)
         if name == AUTO and _copies_much(mesh, made.schedule.algorithm):
             if fabric is None:
                 made = plan(mesh, "trees", payload=class_bytes)
             else:
                 made = fastest_trees(mesh, payload=class_bytes, fabric=fabric)
-        return _with_slices(made, fabric)
+        return _with_pipeline(made, fabric)
     collective = Collective(kind.name)
     if collective is Collective.ALL_TO_ALL:
         made = plan(mesh, AUTO, collective=collective, payload=class_bytes, fabric=fabric)
@@ -197,10 +201,9 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
     return _half(mesh, "ring-1d" if is_ring else "trees", collective), None
 
 
-def _with_slices(made: Plan, fabric: Fabric | None) -> _Made:
-    """Return a plan with the slices that were chosen for a fabric, if that was given."""
-    pipeline = made.pipeline if fabric else None
-    return (made.schedule, made.hazards), pipeline.slices if pipeline else None
+def _with_pipeline(made: Plan, fabric: Fabric | None) -> _Made:
+    """Return a plan with the pipeline that was chosen for a fabric, if that was given."""
+    return (made.schedule, made.hazards), made.pipeline if fabric else None
 
 
 def _colours(mesh: Mesh, algorithm: str, tile: tuple[int, ...], class_bytes: int) -> _Made:
@@ -208,7 +211,7 @@ def _colours(mesh: Mesh, algorithm: str, tile: tuple[int, ...], class_bytes: int
         return _quick_colours(mesh, tile), None
     fabric = fabric_in(algorithm)
     made = plan(mesh, tile=box_tiling(mesh, tile), payload=class_bytes, fabric=fabric)
-    return _with_slices(made, fabric)
+    return _with_pipeline(made, fabric)
 
 
 @lru_cache(maxsize=16)  # payloads of all classes share a schedule
@@ -290,6 +293,14 @@ def is_one_host_ring(mesh: Mesh, payload_bytes: float) -> bool:
     return is_long and mesh.n_live > 1 and not mesh.failed_links
 
 
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """How a plan for a fabric is pipelined: the slices, and the delay of each row."""
+
+    slices: int
+    delays: NDArray[np.float64]
+
+
 class Catalogue:
     """The tasks of one rank of a mesh."""
 
@@ -300,7 +311,7 @@ class Catalogue:
         self._rank = rank
         self._other: dict[tuple[CollectiveCall, int], str] = {}  # algorithms of single classes
         self._programs: dict[tuple[CollectiveCall, int], RankProgram] = {}
-        self._planned_slices: dict[tuple[CollectiveCall, int], int | None] = {}
+        self._pipelines: dict[tuple[CollectiveCall, int], _Planned | None] = {}
         self._tasks: dict[tuple[CollectiveCall, int, str, str], Task] = {}
 
     def replan(self, kind: CollectiveCall, class_bytes: int, algorithm: str) -> None:
@@ -339,22 +350,29 @@ class Catalogue:
             algorithm = self._other.get(key, self._algorithm)
             schedule, hazards = proved_schedule(self._mesh, algorithm, *key)
             self._programs[key] = rank_program(schedule, hazards, self._rank)
-            self._planned_slices[key] = planned_slices(self._mesh, algorithm, *key)
+            pipeline = planned_pipeline(self._mesh, algorithm, *key)
+            self._pipelines[key] = None
+            if pipeline is not None:
+                remaining = remaining_hops(schedule, hazards, placed(self._mesh, schedule).routes)
+                delays = pipeline.delays(schedule, remaining)
+                self._pipelines[key] = _Planned(pipeline.slices, delays)
         return self._programs[key]
 
     def _make(self, kind: CollectiveCall, n_elements: int, dtype: str, op: str) -> Task:
         n_bytes = _n_bytes(n_elements, dtype)
         program = self._program(kind, n_bytes)
         n_slices = self._n_slices or self._slices(kind, n_bytes, program.schedule)
-        return task_of(program, n_elements, dtype=dtype, op=op, n_slices=n_slices)
+        planned = self._pipelines[kind, payload_class(kind, n_bytes)]
+        delays = planned.delays if planned else None
+        return task_of(program, n_elements, dtype=dtype, op=op, n_slices=n_slices, delays=delays)
 
     def _slices(self, kind: CollectiveCall, n_bytes: int, schedule: Schedule) -> int:
         """Return how many slices to cut a payload in; the best number grows as its root does."""
         class_bytes = payload_class(kind, n_bytes)
-        planned = self._planned_slices.get((kind, class_bytes))
+        planned = self._pipelines[kind, class_bytes]
         if planned is None:
             return default_slices(schedule, n_bytes)
-        return max(1, round(planned * math.sqrt(n_bytes / class_bytes)))
+        return max(1, round(planned.slices * math.sqrt(n_bytes / class_bytes)))
 
 
 def _n_bytes(n_elements: int, dtype: str) -> int:

@@ -32,7 +32,7 @@ from meshmend.planning.catalogue import (
     is_remembered,
     is_searched,
     payload_class,
-    planned_slices,
+    planned_pipeline,
     proved_schedule,
     proved_short_sum,
     proved_spread,
@@ -40,7 +40,6 @@ from meshmend.planning.catalogue import (
 )
 from meshmend.planning.files import PlanFile, decode_plan, encode_plan
 from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes, tile_of
-from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
 from meshmend.topology.failures import format_shape
 from meshmend.topology.graph import largest_part
@@ -236,8 +235,7 @@ def packed_plan(mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: i
 
 def _file(mesh: Mesh, algorithm: str, call: CollectiveCall, class_bytes: int) -> PlanFile:
     schedule, _ = proved_schedule(mesh, algorithm, call, class_bytes)
-    slices = planned_slices(mesh, algorithm, call, class_bytes)
-    pipeline = None if slices is None else Pipeline(slices)
+    pipeline = planned_pipeline(mesh, algorithm, call, class_bytes)
     tiling = box_tiling(mesh, call.tile) if call.tile else None
     return PlanFile(mesh, schedule, pipeline, tiling=tiling)
 
@@ -264,8 +262,7 @@ def _remember_file(
 ) -> None:
     if found.mesh != mesh or not _is_for(found.schedule, call, mesh):
         raise PlanFileError(f"a plan for {found.mesh} is no {call.name} on {mesh}; plan again")
-    slices = found.pipeline.slices if found.pipeline else None
-    remember(mesh, algorithm, call, class_bytes, found.schedule, slices)
+    remember(mesh, algorithm, call, class_bytes, found.schedule, found.pipeline)
 
 
 def planned_calls(sums: SumSizes) -> list[PlannedCall]:

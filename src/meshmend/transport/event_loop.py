@@ -1,9 +1,9 @@
 """Runs the tasks of one rank over its connections: a compiled event loop without the GIL.
 
 Several runs are in flight at once, over the same connections. It sends what is ready, the oldest
-run and the smallest key first, and reads from every peer that has data. Data that may not be
-written or added yet is staged in a buffer until then. It never waits for one peer while another has
-data. It knows file descriptors and bytes; connections are made elsewhere.
+run and the smallest slice + delay first, and reads from every peer that has data. Data that may not
+be written or added yet is staged in a buffer until then. It never waits for one peer while another
+has data. It knows file descriptors and bytes; connections are made elsewhere.
 
 A **link** is the connection to one peer, a line of `links`. A **run** is one run of a task. Python
 makes its tables and enters their addresses in a line of `runs`; `progress` does the rest. A **key**
@@ -37,6 +37,7 @@ from numba.extending import intrinsic
 from numba.np import arrayobj
 
 from meshmend.kernels import inlined, kernel, plain_kernel
+from meshmend.schedule.priority import LEVELS_PER_SLICE
 from meshmend.transport.combine import bind_combine, combine_at
 from meshmend.transport.libc import (
     EAGAIN,
@@ -112,7 +113,8 @@ HEAP_BASE, HEAP_SIZE, UNSENT, EXPECTED, IS_USED = 0, 1, 2, 3, 4
 N_PORT_COLUMNS: Final = 5
 
 # Lines of a run's `moves`, one column per move; an extra last column ends FOLLOWING.
-KIND, ROW, PEER, FIRST_NEEDS, FOLLOWING = 0, 1, 2, 3, 4
+KIND, ROW, PEER, FIRST_NEEDS, FOLLOWING, LEVEL = 0, 1, 2, 3, 4, 5
+N_MOVE_LINES: Final = 6
 
 # Lines of a run's `keys`, one column per key.
 START, SIZE, STAGING_OFFSET, NEEDS, STATE, SOURCE = 0, 1, 2, 3, 4, 5
@@ -435,7 +437,7 @@ def _run_of(loop, slot):  # type: ignore[no-untyped-def]
     line = loop.runs[slot]
     n_moves, n_keys = line[N_MOVES], line[N_KEYS]
     return Run(
-        _table(line[MOVES_AT], 5, n_moves + 1),
+        _table(line[MOVES_AT], N_MOVE_LINES, n_moves + 1),
         _table(line[FOLLOWING_AT], 1, n_keys)[0],  # no kernel asks for the length of this one
         _table(line[KEYS_AT], N_KEY_LINES, n_keys),
         _table(line[HEAP_AT], 1, n_keys)[0],
@@ -860,18 +862,22 @@ def _apply_staged(run, key):  # type: ignore[no-untyped-def]
 
 @plain_kernel
 def _heap_push(run, peer, key):  # type: ignore[no-untyped-def]
+    """Enter a key in a peer's heap, as level << 32 | move: its level counts slices and delay."""
+    n_moves = run.numbers[N_MOVES]
+    move = key % n_moves
+    entry = (key // n_moves * LEVELS_PER_SLICE + run.moves[LEVEL, move]) << 32 | move
     base, at = run.ports[peer, HEAP_BASE], run.ports[peer, HEAP_SIZE]
     run.ports[peer, HEAP_SIZE] = at + 1
     run.links[peer, N_READY] += 1
-    while at > 0 and run.heap[base + (at - 1) // 2] > key:
+    while at > 0 and run.heap[base + (at - 1) // 2] > entry:
         run.heap[base + at] = run.heap[base + (at - 1) // 2]
         at = (at - 1) // 2
-    run.heap[base + at] = key
+    run.heap[base + at] = entry
 
 
 @plain_kernel
 def _heap_pop(run, peer):  # type: ignore[no-untyped-def]
-    """Remove the smallest key from a peer's heap and return it."""
+    """Remove the first entry of a peer's heap and return its key."""
     base, size = run.ports[peer, HEAP_BASE], run.ports[peer, HEAP_SIZE] - 1
     first, last = run.heap[base], run.heap[base + size]
     run.ports[peer, HEAP_SIZE] = size
@@ -885,4 +891,6 @@ def _heap_pop(run, peer):  # type: ignore[no-untyped-def]
         run.heap[base + at] = run.heap[base + child]
         at, child = child, 2 * child + 1
     run.heap[base + at] = last
-    return first
+    move = first & 0xFFFFFFFF
+    part = ((first >> 32) - run.moves[LEVEL, move]) // LEVELS_PER_SLICE
+    return part * run.numbers[N_MOVES] + move

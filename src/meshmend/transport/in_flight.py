@@ -404,9 +404,10 @@ class _TaskTables:
         self._staging_bytes = layout.staging_bytes
         self._kept: list[_RunTables] = []
         self.peers = np.array(program.peers, dtype=np.int64)
-        self._moves = np.zeros((5, n_moves + 1), dtype=np.int64)
+        self._moves = np.zeros((event_loop.N_MOVE_LINES, n_moves + 1), dtype=np.int64)
         self._moves[event_loop.FOLLOWING] = program.following_ptr
         self._moves[:4, :-1] = program.kind, program.row, program.peer, program.needs
+        self._moves[event_loop.LEVEL, :-1] = task.levels
         self._following = np.ascontiguousarray(program.following, dtype=np.int64)
         self._keys = np.zeros((event_loop.N_KEY_LINES, n_keys), dtype=np.int64)
         needs = np.tile(program.needs, layout.n_slices)

@@ -14,7 +14,8 @@ A **move** is a row of a schedule that this rank sends, receives, or does alone 
 buffers; moves are numbered in row order. A **program** holds the moves, and is made once per
 schedule and rank. A **layout** adds the sizes, and is made once per payload size, element size and
 number of slices. With S slices every move runs S times, on S disjoint parts of the payload. Each of
-these runs has a **key**, `slice x moves + move`. Smaller keys are sent first.
+these runs has a **key**, `slice x moves + move`. Of what is ready for a peer, the smallest (slice +
+delay, move) is sent first, as in the simulator. A move has the delay of its row.
 """
 
 import zlib
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.schedule.hazards import Hazards
+from meshmend.schedule.priority import in_levels
 from meshmend.schedule.table import COPY, Schedule
 from meshmend.transport.combine import DTYPES, OPS, combine_code, describe_code
 
@@ -104,7 +106,8 @@ class Task:
     """One rank's part in a collective on payloads of one size and type; it can run many times.
 
     The fingerprint identifies the collective: size, type, operation and plan. All ranks must have
-    the same.
+    the same. `levels` are the delays of the moves, in 64ths of a slice: what is sent first, which
+    no other rank has to know.
     """
 
     program: RankProgram
@@ -112,6 +115,7 @@ class Task:
     code: int
     n_bytes: int
     fingerprint: int
+    levels: Numbers
 
 
 def task_of(
@@ -121,8 +125,11 @@ def task_of(
     dtype: str = "float32",
     op: str = "sum",
     n_slices: int = 1,
+    delays: NDArray[np.float64] | None = None,
 ) -> Task:
     """Return one rank's part in a collective on `n_elements` elements of a type.
+
+    `delays` are those of the schedule's rows, in slices; none: all are zero.
 
     Raises:
         InputError: `combine` does not support the type or the operation.
@@ -133,7 +140,10 @@ def task_of(
     identity = f"{program.schedule.digest} {n_slices}"
     n_bytes = n_elements * itemsize
     fingerprint = n_bytes << 24 | code << 16 | zlib.crc32(identity.encode()) & 0xFFFF
-    return Task(program, layout, code, n_bytes, fingerprint)
+    levels = np.zeros(program.n_moves, dtype=np.int64)
+    if delays is not None:
+        levels = in_levels(delays)[program.row].astype(np.int64)
+    return Task(program, layout, code, n_bytes, fingerprint, levels)
 
 
 def rank_program(schedule: Schedule, hazards: Hazards, rank: int) -> RankProgram:

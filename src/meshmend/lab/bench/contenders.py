@@ -23,8 +23,10 @@ from meshmend.planning.pricing import price
 from meshmend.planning.progress import ProgressCallback
 from meshmend.planning.proof import prove
 from meshmend.planning.target import Question
+from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import Hazards
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
@@ -163,6 +165,7 @@ class Planned:
     n_slices: int
     predicted_s: float | None = None
     checked: Collective | None = Collective.ALLREDUCE
+    delays: NDArray[np.float64] | None = None  # of each row, in slices
 
     @property
     def detail(self) -> str:
@@ -173,7 +176,7 @@ class Planned:
     def ready(self, participant: Participant) -> Run:
         """Connect to the peers and return a function that runs this rank's part of the schedule."""
         program = rank_program(self.schedule, self.hazards, participant.rank)
-        task = task_of(program, self.n_elements, n_slices=self.n_slices)
+        task = task_of(program, self.n_elements, n_slices=self.n_slices, delays=self.delays)
         participant.connect(program.peers, timeout_s=TIMEOUT_S)
         probe_buffer = np.zeros(0 if self.checked else self.n_elements, dtype=np.float32)
 
@@ -264,21 +267,29 @@ def planned(
     """
     if name == AUTO and not predicts and _is_ring(question):
         schedule = algorithm(ONE_HOST_RING).build(question.mesh, question.collective)
-        n_slices = default_slices(schedule, int(question.payload_bytes))
+        pipeline = Pipeline(default_slices(schedule, int(question.payload_bytes)))
     else:
-        schedule, n_slices = _parameters(name, question, progress)
+        schedule, pipeline = _parameters(name, question, progress)
     proved = prove(question.mesh, schedule)
+    remaining = remaining_hops(schedule, proved.hazards, proved.placement.routes)
+    delays = pipeline.delays(schedule, remaining)
     predicted_s = None
     if predicts:
         program = program_of(schedule, proved.hazards, proved.placement.routes)
         predicted_s = simulate(
-            program, question.fabric, payload_bytes=question.payload_bytes, slices=n_slices
+            program,
+            question.fabric,
+            payload_bytes=question.payload_bytes,
+            slices=pipeline.slices,
+            delay_slices=delays,
         ).time_s
     n_elements = int(question.payload_bytes) // ITEM_BYTES
     checked: Collective | None = Collective.ALLREDUCE if question.n_halves == 2 else None
     if question.collective is Collective.ALL_TO_ALL:
         checked = Collective.ALL_TO_ALL
-    return Planned(name, n_elements, schedule, proved.hazards, n_slices, predicted_s, checked)
+    return Planned(
+        name, n_elements, schedule, proved.hazards, pipeline.slices, predicted_s, checked, delays
+    )
 
 
 def _is_ring(question: Question) -> bool:
@@ -286,7 +297,9 @@ def _is_ring(question: Question) -> bool:
     return is_allreduce and is_one_host_ring(question.mesh, question.payload_bytes)
 
 
-def _parameters(name: str, question: Question, progress: ProgressCallback) -> tuple[Schedule, int]:
+def _parameters(
+    name: str, question: Question, progress: ProgressCallback
+) -> tuple[Schedule, Pipeline]:
     if name in (AUTO, SPEEDS_UNKNOWN):
         mesh = question.mesh
         if name == SPEEDS_UNKNOWN:
@@ -298,6 +311,6 @@ def _parameters(name: str, question: Question, progress: ProgressCallback) -> tu
             collective=question.collective,
             progress=progress,
         )
-        return chosen_schedule(mesh, choice, question.collective), choice.slices
+        return chosen_schedule(mesh, choice, question.collective), choice.pipeline
     result = price(question, name, progress=progress)
-    return result.simulation.schedule, result.simulation.slices
+    return result.simulation.schedule, result.pipeline
