@@ -9,8 +9,8 @@ how much slower the plan becomes if one slow link gets faster. Times are simulat
     python benchmarks/slow_links.py --fabric testbed-50mbit
 
 prints instead what the sums of a job without a fabric take over those of a job that is given this
-one, simulated on it. Below that, what plans take whose delays are left out, as workers leave them
-out, over what they take with them.
+one, simulated on it. Below that, what plans take whose delays are left out over what they take with
+them.
 """
 
 from dataclasses import replace
@@ -19,9 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from meshmend.planning.catalogue import Catalogue, CollectiveCall, auto_on
+from meshmend.planning.catalogue import (
+    Catalogue,
+    CollectiveCall,
+    auto_on,
+    payload_class,
+    planned_pipeline,
+)
 from meshmend.planning.plan import AUTO, equal_links_plan, plan
 from meshmend.planning.proof import prove
+from meshmend.schedule.priority import remaining_hops
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
 from meshmend.simulator.slices import best_slices
@@ -96,9 +103,15 @@ def _time_s(mesh: Mesh, n_bytes: int, algorithm: str, fabric: str) -> float:
     schedule = task.program.schedule
     proved = prove(mesh, schedule)
     program = program_of(schedule, proved.hazards, proved.placement.routes)
-    slices = task.layout.n_slices
-    simulated = simulate(program, parse_fabric(fabric), payload_bytes=n_bytes, slices=slices)
-    return simulated.time_s
+    pipeline = planned_pipeline(mesh, algorithm, call, payload_class(call, n_bytes))
+    remaining = remaining_hops(schedule, proved.hazards, proved.placement.routes)
+    return simulate(
+        program,
+        parse_fabric(fabric),
+        payload_bytes=n_bytes,
+        slices=task.layout.n_slices,
+        delay_slices=pipeline.delays(schedule, remaining) if pipeline else None,
+    ).time_s
 
 
 def main() -> None:

@@ -16,10 +16,11 @@ from meshmend.planning.catalogue import (
     payload_class,
     planned_pipeline,
 )
-from meshmend.planning.plan import plan
+from meshmend.planning.plan import Plan, plan
 from meshmend.planning.plan_cache import load_plans, packed_plan, remember_packed, store_plans
 from meshmend.planning.proof import prove
 from meshmend.planning.settings import settings_of
+from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
@@ -112,3 +113,28 @@ def test_figures_of_your_own_are_a_fabric() -> None:
 
     assert fabric.link_bandwidth_bytes_per_s == 6.15e6
     assert (fabric.hop_latency_s, fabric.message_overhead_s) == (44e-6, 12e-6)
+
+
+def test_auto_that_knows_the_processors_of_a_host_sends_fewer_messages() -> None:
+    mesh, links = parse_mesh("4x4", fail=["2x2@0,2"]), parse_fabric("6.13MB/s,15us,11us")
+    shared = parse_fabric("6.13MB/s,15us,11us,2,3us,865MB/s,247us")
+    unaware, aware = (plan(mesh, payload=1 << 16, fabric=each) for each in (links, shared))
+
+    def on_processors(made: Plan) -> float:
+        routes, pipeline = made.placement.routes, made.pipeline
+        assert pipeline is not None
+        remaining = remaining_hops(made.schedule, made.hazards, routes)
+        return simulate(
+            program_of(made.schedule, made.hazards, routes),
+            shared,
+            payload_bytes=1 << 16,
+            slices=pipeline.slices,
+            delay_slices=pipeline.delays(made.schedule, remaining),
+        ).time_s
+
+    assert unaware.pipeline
+    assert aware.pipeline
+    n_unaware = unaware.schedule.n_rows * unaware.pipeline.slices
+    assert aware.schedule.n_rows * aware.pipeline.slices < n_unaware
+    assert on_processors(aware) == aware.predicted().time_s < 0.95 * on_processors(unaware)
+    assert aware.predicted().time_s > unaware.predicted().time_s > aware.limit().time_s

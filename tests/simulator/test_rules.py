@@ -83,6 +83,32 @@ def test_a_chain_of_copies_pays_every_hop_and_slices_follow_one_another() -> Non
     assert unit_time(chain, "1x5", slices=2) == 4 * (0.5 + 0.75) + 0.75
 
 
+@pytest.mark.parametrize(
+    ("n", "time_s"),
+    [(1, 2 + 2 + 1.5 + 1.75 + 1.5), (2, 2 + 1.5 + 1.75 + 1.5)],  # starts, source, link, destination
+)
+def test_processors_work_at_both_ends_after_all_chips_have_started(n: int, time_s: float) -> None:
+    mesh = parse_mesh("1x2")
+    program = program_on(mesh, schedule_with([(0, 1, 0, 1, COPY)], 2, 1))
+    shared = replace(UNIT, processors=Processors(n, 0.5, 1.0, start_s=2.0))
+
+    assert simulate(program, shared, payload_bytes=1, slices=1).time_s == time_s
+
+
+def test_a_chip_keeps_one_processor_busy_at_a_time_and_a_host_all_it_has() -> None:
+    """Two messages of a chip follow one another; those of two chips only if they share one."""
+    mesh = parse_mesh("2x2")
+    of_one = program_on(mesh, schedule_with([(0, 1, 0, 1, COPY), (0, 2, 1, 2, COPY)], 4, 2))
+    of_two = program_on(mesh, schedule_with([(0, 1, 0, 1, COPY), (3, 2, 1, 2, COPY)], 4, 2))
+
+    def time_s(program: Program, n: int) -> float:
+        free = Fabric("free", 1e15, 0.0, 0.0, processors=Processors(n, 1.0, 1e15))
+        return simulate(program, free, payload_bytes=2, slices=1).time_s
+
+    assert [time_s(of_one, n) for n in (1, 2, 4)] == near([4.0, 3.0, 3.0])
+    assert [time_s(of_two, n) for n in (1, 2, 4)] == near([4.0, 2.0, 2.0])
+
+
 def test_messages_on_one_channel_follow_one_another_in_row_order() -> None:
     rows: Rows = [(0, 1, 0, 1, COPY), (0, 1, 1, 2, COPY), (0, 1, 2, 3, COPY)]
 
