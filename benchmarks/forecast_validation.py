@@ -181,7 +181,7 @@ def drawn_faults(runner: YearRunner, seed: int, for_s: float) -> list[str]:
 def runner_of(pause_s: float, step_s: float, for_s: float) -> YearRunner:
     """Return what runs the scenario of a scaled run whose steps take so long on all chips."""
     sum_s = max(1e-6, step_s - COMPUTE_S)
-    prices = StepPrices(COMPUTE_S, sum_s, (sum_s,) * 8, np.zeros(8), (True,) * 8, 0, "")
+    prices = StepPrices(COMPUTE_S, sum_s, (sum_s,) * 8, np.zeros(8), (True,) * 8, "")
     return year_runner(machine_of(scenario_of(pause_s)), prices, year_s=for_s)
 
 

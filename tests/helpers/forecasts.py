@@ -68,7 +68,7 @@ def prices_of(
     n = len(machine_of(asked).holes)
     extra = np.round(extra_s * (1.0 + np.arange(n) / n), 9)  # whole nanoseconds
     box_s = tuple(full_s * (1.0 + 0.1 * (7 - spanned)) for spanned in range(8))
-    return StepPrices(compute_s, full_s, box_s, extra, (True,) * n, 0, "made up", 0.004)
+    return StepPrices(compute_s, full_s, box_s, extra, (True,) * n, "made up", 0.004)
 
 
 JOB = JobModel(

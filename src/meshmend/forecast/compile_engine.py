@@ -26,7 +26,7 @@ def compile_engine() -> Forecast:
     failures, repair = FailureModel({"chip": 1.0}), RepairModel(3600.0)
     scenario = Scenario(Mesh((2, 2)), failures, repair, JobModel(), SpareModel(1, chip))
     n_holes = 2 * scenario.mesh.n_chips  # its chips, and the slots of spares
-    prices = StepPrices(1.0, 0.1, (0.1,) * 8, np.zeros(n_holes), (True,) * n_holes, 0, "made up")
+    prices = StepPrices(1.0, 0.1, (0.1,) * 8, np.zeros(n_holes), (True,) * n_holes, "made up")
     return forecast(scenario, prices, n_years=1)
 
 

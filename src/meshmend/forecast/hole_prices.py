@@ -53,7 +53,6 @@ class StepPrices:
     box_s: tuple[float, ...]
     extra_s: Floats
     is_supported: tuple[bool, ...]
-    n_priced: int
     words: str
     slow_link_s: float = 0.0
 
@@ -99,7 +98,6 @@ def step_prices(
         _box_prices(scenario, full_s),
         np.array([extra[place] for place in places]),
         tuple(supported[place] for place in places),
-        len(to_price),
         f"{len(to_price)} of {len(example)} holes that differ were priced by the simulator",
         max(0.0, book.price(slowed, next(shares)) - full_s) if slowed is not None else 0.0,
     )

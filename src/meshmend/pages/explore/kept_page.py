@@ -7,7 +7,6 @@ and turns the plan that the file has. Knows questions and answers, not the comma
 import base64
 import html
 import json
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -218,7 +217,10 @@ def _page_text(question: ExplorerQuestion, kept: dict[str, Any], answers: str) -
     start = {**page_start(question), "kept": kept, "warm": True}
     modules = {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGE.glob("*.js"))}
     modules["asker.js"] = modules.pop("kept_asker.js")
-    imports = {name: _data("text/javascript", _bare(code)) for name, code in modules.items()}
+    imports = {  # modules name each other as the map of imports does
+        name: _data("text/javascript", code.replace('from "./', 'from "'))
+        for name, code in modules.items()
+    }
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     for before, after in (
         ('<meta charset="utf-8">', f'<meta charset="utf-8">\n{_policy()}'),
@@ -247,11 +249,6 @@ def _policy() -> str:
     return (
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(_POLICY, quote=False)}">'
     )
-
-
-def _bare(code: str) -> str:
-    """Return a module whose imports name other modules as the map of imports does."""
-    return re.sub(r'from "\./', 'from "', code)
 
 
 def _data(kind: str, text: str) -> str:

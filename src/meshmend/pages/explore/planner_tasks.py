@@ -55,22 +55,6 @@ def _warm_up(task: PlannerTask, progress: ProgressCallback) -> Answers:
     yield {"kind": "warm"}
 
 
-def _first(task: PlannerTask, progress: ProgressCallback) -> Answers:
-    return first_answers(question_of(task.question))
-
-
-def _usual(task: PlannerTask, progress: ProgressCallback) -> Answers:
-    yield from usual_rows(question_of(task.question))
-
-
-def _heat(task: PlannerTask, progress: ProgressCallback) -> Answers:
-    return heat_answers(question_of(task.question), progress)
-
-
-def _search(task: PlannerTask, progress: ProgressCallback) -> Answers:
-    return searched_answers(question_of(task.question), task.cache_dir, progress)
-
-
 def _timeline(task: PlannerTask, progress: ProgressCallback) -> Answers:
     number = task.question.get("slice")
     if not (number is None or (isinstance(number, int) and not isinstance(number, bool))):
@@ -113,10 +97,12 @@ def _shown_plan(task: PlannerTask, progress: ProgressCallback) -> PricedPlan:
 
 TASKS: Final[Mapping[str, Doer]] = {
     "warm up": _warm_up,
-    "first": _first,
-    "usual": _usual,
-    "heat": _heat,
-    "search": _search,
+    "first": lambda task, progress: first_answers(question_of(task.question)),
+    "usual": lambda task, progress: iter(usual_rows(question_of(task.question))),
+    "heat": lambda task, progress: heat_answers(question_of(task.question), progress),
+    "search": lambda task, progress: searched_answers(
+        question_of(task.question), task.cache_dir, progress
+    ),
     "timeline": _timeline,
     "next-hops": _next_hops,
     "plan-file": _plan_file,
