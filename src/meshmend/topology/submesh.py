@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import TopologyError, UnsupportedError
+from meshmend.errors import UnsupportedError
 from meshmend.topology.failures import Block, Chip, Link, SlowLink
 from meshmend.topology.mesh import Mesh
 
@@ -91,28 +91,24 @@ def box_around(mesh: Mesh, chips: Collection[Chip]) -> Mesh:
     return Mesh(shape, wrap, failed, links, slow)
 
 
-def without_lines(mesh: Mesh, axis: int | None = None) -> IntactPart:
+def without_lines(mesh: Mesh) -> IntactPart:
     """Return what is left when every line across an axis that holds a failure is dropped.
 
-    Axis 0 drops rows, axis 1 columns. Without an axis, the one that keeps most chips is taken,
-    rows on a tie. Live chips of dropped lines compute nothing, but they forward: the lines that
-    are left form one smaller mesh, and its neighbours across a gap are joined by routes over the
-    broken mesh. A failed link counts in the line of its first chip.
+    Those are rows or columns, of the axis that keeps most chips, rows on a tie. Live chips of
+    dropped lines compute nothing, but they forward: the lines that are left form one smaller mesh,
+    and its neighbours across a gap are joined by routes over the broken mesh. A failed link counts
+    in the line of its first chip.
 
     Raises:
-        TopologyError: no such axis.
         UnsupportedError: every line holds a failure.
     """
-    if axis is None:
-        kept = [len(_clear_lines(mesh, i)) / size for i, size in enumerate(mesh.shape)]
-        axis = int(np.argmax(kept))
-    if not 0 <= axis < len(mesh.shape):
-        raise TopologyError(f"without_lines needs an axis of {mesh}, but got {axis}")
+    kept = [len(_clear_lines(mesh, axis)) / size for axis, size in enumerate(mesh.shape)]
+    axis = int(np.argmax(kept))
     lines = _clear_lines(mesh, axis)
     if not lines:
         raise UnsupportedError(
-            f"without_lines needs a line across axis {axis} without failures, but every one of "
-            f"{mesh} holds one; try largest_box"
+            f"drop-lines needs a line without failures, but every one of {mesh} holds one; try "
+            "sub-mesh"
         )
     shape = (*mesh.shape[:axis], len(lines), *mesh.shape[axis + 1 :])
     chips = itertools.product(
