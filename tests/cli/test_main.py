@@ -54,7 +54,7 @@ def test_plan_prints_the_figures_that_others_rely_on(capsys: Captured) -> None:
         "stranded": [],
     }
     assert (facts["algorithm"], facts["collective"]) == ("ft-two-d", "allreduce")
-    assert (facts["ranks"], facts["virtual_channels"]) == (60, 1)
+    assert (facts["ranks"], facts["virtual_channels"], facts["proof"]) == (60, 1, "exact")
     assert facts["verified"] is facts["deadlock_free"] is True
     for count in ("rows", "chunks", "max_hops"):
         assert type(facts[count]) is int

@@ -128,21 +128,6 @@ def test_five_lines_from_a_mesh_to_a_sum() -> None:
     assert_array_equal(plan(mesh).run(arrays, combine=np.maximum)[7], 59)
 
 
-def test_the_figures_of_a_small_hole_by_hand() -> None:
-    facts = plan(Mesh((8, 8)).without("2x2@2,2"), "ft-two-d").summary()
-
-    assert facts["mesh"] == {
-        "shape": [8, 8],
-        "wrap": [False, False],
-        "live": 60,
-        "failed": 4,
-        "links": 100,
-        "stranded": [],
-    }
-    assert (facts["ranks"], facts["collective"], facts["proof"]) == (60, "allreduce", "exact")
-    assert {"build", "hazards", "verify", "deadlock"} <= set(facts["seconds"])
-
-
 def test_chips_that_are_cut_off_are_named_and_take_no_part() -> None:
     proved = plan(Mesh((4, 4)).without("0,1", "1,0"), "rank-ring")
 
