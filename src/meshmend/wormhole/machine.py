@@ -298,7 +298,7 @@ def run(
     )
     _wait(bus, program, chips, progress)
     progress("reading", None)
-    headers = _headers(bus, program, chips)
+    headers = _headers(bus, program.moves, chips)
     _check_untouched(bus, idle, dead)
     read = []
     for region in program.regions:
@@ -356,22 +356,14 @@ def _wait(bus: Bus, program: Program, chips: Sequence[int], progress: Progress) 
     while pending:
         progress("running", max(0.0, seen / total))
         bus.do([Clock(_POLL_CLOCKS)])
-        asked = [
-            Read(chips[core.rank], ETHERNET_PLACES[core.channel], HEADER_AT, 4 * (DONE_WORD + 1))
-            for core in pending
-        ]
-        headers = [np.frombuffer(data, dtype=np.uint32) for data in bus.do(asked)]
-        still = [
-            core
-            for core, header in zip(pending, headers, strict=True)
-            if header[DONE_WORD] != DONE_MARK
-        ]
+        headers = _headers(bus, pending, chips)
         left = sum(
             len(program.moves[core]) * program.n_slices - int(header[DONE_MOVES_WORD])
-            for core, header in zip(pending, headers, strict=True)
+            for core, header in headers.items()
         )
         idle_clocks = 0 if total - left != seen else idle_clocks + _POLL_CLOCKS
-        seen, pending = total - left, still
+        seen = total - left
+        pending = [core for core, header in headers.items() if header[DONE_WORD] != DONE_MARK]
         if idle_clocks > _STALLED_CLOCKS:
             raise TransportError(
                 f"{len(pending)} cores did nothing for {_STALLED_CLOCKS:,} clocks, {pending[0]} "
@@ -379,13 +371,15 @@ def _wait(bus: Bus, program: Program, chips: Sequence[int], progress: Progress) 
             )
 
 
-def _headers(bus: Bus, program: Program, chips: Sequence[int]) -> dict[Core, NDArray[np.uint32]]:
+def _headers(
+    bus: Bus, cores: Collection[Core], chips: Sequence[int]
+) -> dict[Core, NDArray[np.uint32]]:
     asked = [
         Read(chips[core.rank], ETHERNET_PLACES[core.channel], HEADER_AT, 4 * (DONE_WORD + 1))
-        for core in program.moves
+        for core in cores
     ]
     read = [np.frombuffer(data, dtype=np.uint32) for data in bus.do(asked)]
-    return dict(zip(program.moves, read, strict=True))
+    return dict(zip(cores, read, strict=True))
 
 
 def _check_untouched(bus: Bus, idle: Sequence[tuple[int, int]], dead: Collection[int]) -> None:
