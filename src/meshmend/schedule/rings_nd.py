@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.schedule.ring_builders import NamedRows, halves
-from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
+from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, cuts_of, schedule_of
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.axis_ways import Heading, Ranks, Spreading, spreading
 
@@ -69,15 +69,13 @@ def rings_nd(mesh: Mesh, collective: Collective) -> Schedule:
         for name, rows in reversed(scatter)
     ]
     share = np.repeat(weights[weights > 0] / n_chunks, n_chunks)
-    cuts = np.minimum(np.concatenate([[0.0], np.cumsum(share)]), 1.0)
-    cuts[-1] = 1.0
     return schedule_of(
         halves(collective, scatter, gather),
         algorithm="rings-nd",
         collective=collective,
         owners=np.concatenate([part.owners for part in parts]),
         n_ranks=mesh.n_live,
-        cuts=cuts,
+        cuts=cuts_of(share),
     )
 
 
@@ -274,15 +272,13 @@ def exchange_nd(mesh: Mesh, collective: Collective, *, n_scattered: int) -> Sche
         np.full(len(part.owners), weight / len(part.owners))
         for part, weight in zip(parts, weights[weights > 0], strict=True)
     ]
-    cuts = np.minimum(np.concatenate([[0.0], np.cumsum(np.concatenate(shares))]), 1.0)
-    cuts[-1] = 1.0
     return schedule_of(
         _phases(parts, n_scattered),
         algorithm=name,
         collective=collective,
         owners=np.concatenate([part.owners for part in parts]),
         n_ranks=mesh.n_live,
-        cuts=cuts,
+        cuts=cuts_of(np.concatenate(shares)),
     )
 
 

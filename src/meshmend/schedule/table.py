@@ -348,6 +348,13 @@ def even_cuts(n_chunks: int) -> NDArray[np.float64]:
     return np.arange(n_chunks + 1) / n_chunks
 
 
+def cuts_of(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the cuts of a payload into chunks of these shares of it."""
+    cuts = np.minimum(np.concatenate([[0.0], np.cumsum(shares)]), 1.0)
+    cuts[-1] = 1.0
+    return cuts
+
+
 def schedule_of(
     phases: Iterable[tuple[str, Rows]],
     *,

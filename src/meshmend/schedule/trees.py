@@ -50,6 +50,7 @@ from meshmend.schedule.table import (
     Phase,
     Rows,
     Schedule,
+    cuts_of,
     even_cuts,
     index_dtype,
     schedule_of,
@@ -129,15 +130,13 @@ def tree_schedule(
     broadcast_down: list[NamedRows] = [
         ("broadcast down", Rows(parent[down], child[down], tree[down], tree[down] + 1, COPY))
     ]
-    cuts = np.concatenate([[0.0], np.cumsum(packing.weights)])
-    cuts[-1] = 1.0
     return schedule_of(
         halves(collective, reduce_up, broadcast_down),
         algorithm=algorithm,
         collective=collective,
         owners=packing.roots,
         n_ranks=packing.n_ranks,
-        cuts=np.minimum(cuts, 1.0),
+        cuts=cuts_of(packing.weights),
     )
 
 
@@ -229,8 +228,6 @@ def two_roots(mesh: Mesh, collective: Collective) -> Schedule:
     """
     found = two_root_trees(mesh)
     first, second = ([carry for carry in found.carries if carry.side == side] for side in (0, 1))
-    cuts = np.concatenate([[0.0], np.cumsum(found.weights)])
-    cuts[-1] = 1.0
     return schedule_of(
         [
             ("reduce up", _tree_rows(found.up, -found.up_hops, REDUCE)),
@@ -243,7 +240,7 @@ def two_roots(mesh: Mesh, collective: Collective) -> Schedule:
         collective=collective,
         owners=_gates(found),
         n_ranks=mesh.n_live,
-        cuts=np.minimum(cuts, 1.0),
+        cuts=cuts_of(found.weights),
     )
 
 
