@@ -350,7 +350,7 @@ def even_cuts(n_chunks: int) -> NDArray[np.float64]:
 
 def cuts_of(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the cuts of a payload into chunks of these shares of it."""
-    cuts = np.minimum(np.concatenate([[0.0], np.cumsum(shares)]), 1.0)
+    cuts: NDArray[np.float64] = np.minimum(np.concatenate([[0.0], np.cumsum(shares)]), 1.0)
     cuts[-1] = 1.0
     return cuts
 
