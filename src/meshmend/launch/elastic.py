@@ -34,7 +34,7 @@ from meshmend.launch.supervisor import (
     RestartPolicy,
     Supervisor,
 )
-from meshmend.launch.worker import BAD_INPUT, Place, elastic_rank, torchrun_variables, work
+from meshmend.launch.worker import BAD_INPUT, Place, elastic_rank, torchrun_variables
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import (
     CoordinatorChanged,
@@ -63,7 +63,7 @@ from meshmend.planning.environment import Environment
 from meshmend.planning.plan_cache import plan_losses
 from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
 from meshmend.planning.settings import settings_of
-from meshmend.topology.failures import Chip, Failure, Link, format_chip
+from meshmend.topology.failures import Chip, Failure, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.train.core.worker_environment import coordinator_client
@@ -674,10 +674,7 @@ class JobProcesses:
                 return 1  # the next one learns the later term from its workers
             return GAVE_UP if coordinator.failure else 0
 
-        place = Place(chip=())
-        return self.supervisor.fork(
-            "[coordinator] ", lambda pipes, parent: work(serve, place, pipes, parent)
-        )
+        return self.supervisor.fork_worker(serve, Place(chip=()), "coordinator")
 
     def start_worker(self, chip: Chip, faults: Sequence[str] = ()) -> None:
         """Start the worker of a chip; it injects `faults` into itself."""
@@ -705,10 +702,7 @@ class JobProcesses:
             environment=variables,
             n_threads=job.n_threads,
         )
-        self.workers[chip] = self.supervisor.fork(
-            f"[{format_chip(chip)}] ",
-            lambda pipes, parent: work(job.body, place, pipes, parent),
-        )
+        self.workers[chip] = self.supervisor.fork_worker(job.body, place)
 
     def kill_workers(self, chips: Collection[Chip]) -> None:
         """Kill those workers of these chips that still run, and wait until they have ended."""

@@ -38,9 +38,9 @@ from meshmend.launch.supervisor import (
     Supervisor,
     say,
 )
-from meshmend.launch.worker import Place, elastic_rank, torchrun_variables, work
+from meshmend.launch.worker import Place, elastic_rank, torchrun_variables
 from meshmend.planning.environment import Environment
-from meshmend.topology.failures import Chip, format_chip
+from meshmend.topology.failures import Chip
 from meshmend.train.state.checkpoint import SAVE_NOTICE
 
 _POLICY: Final = RestartPolicy(first_s=0.1, longest_s=10.0, most_failures=5)
@@ -125,11 +125,7 @@ class _Agent:
             environment=self._host.variables_of[chip],
             n_threads=self._host.n_threads,
         )
-        body = _with_exit_codes(self._host.body)
-        return self._supervisor.fork(
-            f"[{format_chip(chip)}] ",
-            lambda pipes, parent: work(body, place, pipes, parent),
-        )
+        return self._supervisor.fork_worker(_with_exit_codes(self._host.body), place)
 
     def _timeout_s(self) -> float:
         """Return how long to wait for output and ends of workers until there is something to do."""

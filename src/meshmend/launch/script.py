@@ -37,7 +37,6 @@ from meshmend.launch.worker import (
     compute_in_one_thread,
     script_body,
     torchrun_variables,
-    work,
 )
 from meshmend.membership.events import TimedEvent
 from meshmend.planning.catalogue import prepare
@@ -45,7 +44,7 @@ from meshmend.planning.environment import Environment
 from meshmend.planning.settings import settings_of
 from meshmend.processes import without_garbage
 from meshmend.scratch import scratch_folder
-from meshmend.topology.failures import Chip, format_chip
+from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.transport.event_loop import load_event_loop
@@ -127,10 +126,7 @@ class _Workers:
             rendezvous=Rendezvous(rank, self._mesh.n_live, store),
             n_threads=self._n_threads,
         )
-        process = self.supervisor.fork(
-            f"[{format_chip(chip)}] ",
-            lambda pipes, parent: work(script_body(self._script), place, pipes, parent),
-        )
+        process = self.supervisor.fork_worker(script_body(self._script), place)
         self._ranks[process.pid] = rank, chip
 
     def until_over(self) -> None:

@@ -32,7 +32,8 @@ from signal import Signals
 from typing import IO, Final
 
 from meshmend.launch.termination import unhurried
-from meshmend.launch.worker import Pipes, end_openmp_threads
+from meshmend.launch.worker import Pipes, Place, end_openmp_threads, work
+from meshmend.topology.failures import format_chip
 from meshmend.transport.pacing import Backoff
 
 SIGNAL_BASE: Final = 128
@@ -305,6 +306,13 @@ class Supervisor:
         self._read(process, err, LogPump(err, sys.stderr, prefix).read)
         self._read(process, report, read_report)
         return process
+
+    def fork_worker(self, body: Callable[[], int], place: Place, name: str = "") -> Child:
+        """Fork a process that runs `body()` in a place; what it prints is after name or chip."""
+        return self.fork(
+            f"[{name or format_chip(place.chip)}] ",
+            lambda pipes, parent: work(body, place, pipes, parent),
+        )
 
     def spawn(
         self,
