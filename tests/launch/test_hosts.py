@@ -523,6 +523,11 @@ def test_a_secret_file_that_others_can_use_is_refused(secret_file: Path, mode: i
         secret_from({}, secret_file)
 
 
+def test_a_device_is_no_secret_file() -> None:
+    with pytest.raises(InputError, match="cannot read /dev/zero: it is a device"):
+        secret_from({}, Path("/dev/zero"))
+
+
 def test_who_has_a_coordinator_on_loopback_listens_on_loopback() -> None:
     assert address_toward(("127.0.0.1", 7000)) == "127.0.0.1"
     with pytest.raises(InputError, match=r"a route to its coordinator, but no\.such\.host"):

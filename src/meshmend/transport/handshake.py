@@ -296,6 +296,8 @@ def secret_in(file: Path) -> str:
         InputError: the file cannot be read, others can read it, or the secret is too short.
     """
     try:
+        if file.is_char_device():
+            raise InputError(f"--secret-file cannot read {file}: it is a device, not a file")
         mode = file.stat().st_mode & 0o777
         secret = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
