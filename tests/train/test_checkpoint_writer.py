@@ -1,8 +1,6 @@
 """Checkpoints are written while training goes on; each is whole or does not count."""
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forked_script import run_forked
 from waiting import HANG_S, until
 
 pytest.importorskip("torch")
@@ -205,10 +204,12 @@ for step in (1, 2):
 def test_a_chip_that_dies_while_it_writes_leaves_no_checkpoint_that_looks_complete(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    script, folder = tmp_path / "script.py", tmp_path / "checkpoints"
+    script.write_text(KILLED)
+    done = run_forked(str(script), str(folder))
 
-    assert done.returncode == 9
-    assert complete_steps(tmp_path) == [1]
-    found, _ = load(tmp_path, TORCH)
+    assert done.returncode == 9, done.stderr
+    assert complete_steps(folder) == [1]
+    found, _ = load(folder, TORCH)
     assert found is not None
     assert found.step == 1

@@ -150,14 +150,10 @@ print(json.dumps([said(call) for call in (
 """
 
 
-def test_wrong_arguments_are_refused_with_what_they_should_be() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WRONG],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-    )
+def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import warnings\nwarnings.simplefilter('error')\n{WRONG}")
+    done = run_forked(str(script), imported=JAX)
     assert done.returncode == 0, done.stderr
 
     said = json.loads(done.stdout)
