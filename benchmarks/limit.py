@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from meshmend.simulator.packing_number import (
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.packing_number import (
     PackingNumber,
     exact_packing_number,
     packing_bracket,
     packing_number,
 )
-from meshmend.topology.graph import largest_part
-from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from record import parser_of, record
 

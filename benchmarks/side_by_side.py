@@ -166,6 +166,21 @@ def _line(*cells: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def _kept(case: Case, rows: list[dict[str, Any]], others: dict[str, OtherPlans]) -> Path:
+    """Write the rows of a mesh, with those of other meshes of today; return the file."""
+    figures = read_today("side_by_side")
+    kept = [row for row in figures.get("rows", []) if row["mesh"] != case.words]
+    order = [each.words for each in CASES]
+    planning = {name: other.planning_s for name, other in others.items()}
+    return record(
+        "side_by_side",
+        {
+            "rows": sorted([*kept, *rows], key=lambda row: order.index(row["mesh"])),
+            "planning_s": {**figures.get("planning_s", {}), case.words: planning},
+        },
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--forestcoll", type=Path, help="a checkout of ForestColl")
@@ -174,11 +189,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="meshes that begin like this")
     parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
-    written = {} if arguments.no_write else read_today("side_by_side")
-    rows_of_mesh: dict[str, list[dict[str, Any]]] = {case.words: [] for case in CASES}
-    for row in written.get("rows", ()):
-        rows_of_mesh[row["mesh"]].append(row)
-    planning: dict[str, dict[str, float | None]] = written.get("planning_s", {})
+    all_rows: list[dict[str, Any]] = []
     for case in CASES:
         if not case.words.startswith(arguments.only):
             continue
@@ -189,14 +200,11 @@ def main() -> None:
             ),
             "tacos": tacos_plans(arguments.tacos, case.mesh, name),
         }
-        rows_of_mesh[case.words] = rows_of(case, others)
-        show(case, rows_of_mesh[case.words], others)
-        planning[case.words] = {name: other.planning_s for name, other in others.items()}
+        rows = rows_of(case, others)
+        show(case, rows, others)
+        all_rows += rows
         if not arguments.no_write:
-            rows = [row for rows in rows_of_mesh.values() for row in rows]
-            figures = {"rows": rows, "planning_s": planning}
-            print(f"wrote {record('side_by_side', figures)}\n")
-    all_rows = [row for rows in rows_of_mesh.values() for row in rows]
+            print(f"wrote {_kept(case, rows, others)}\n")
     won = sum(row["winner"] == OURS for row in all_rows)
     print(f"auto is the fastest in {won} of {len(all_rows)} cells; another by more than 1 % in:")
     for row in all_rows:

@@ -12,9 +12,9 @@ from meshmend.planning.compile_once import compile_once
 from meshmend.planning.lockstep_plan import lockstep_plan
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.table import SUMS
-from meshmend.simulator.packing_number import exact_packing_number
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.packing_number import exact_packing_number
 from meshmend.train.state.digest import load_hash
 from meshmend.transport.dma_program import pack
 from meshmend.trees.tree_disjoint import disjoint_forest

@@ -14,8 +14,8 @@ from meshmend.schedule.placement import channel_loads, placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.rings_nd import rings_nd
 from meshmend.schedule.table import SUMS, Collective
-from meshmend.simulator.packing_number import packing_number
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.packing_number import packing_number
 from meshmend.topology.text import parse_mesh
 from strategies import connected_meshes
 

@@ -11,10 +11,10 @@ from meshmend.planning.comparison import compared
 from meshmend.planning.proof import prove
 from meshmend.schedule.table import Collective
 from meshmend.schedule.trees import owner_trees
-from meshmend.simulator.packing_number import packing_number
 from meshmend.topology.fabric import fabric
 from meshmend.topology.graph import distances_from_any, largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.packing_number import packing_number
 from meshmend.topology.text import parse_mesh
 from meshmend.trees.rooted_trees import owner_order, rooted_chunks_each, rooted_packing
 from strategies import connected_meshes
@@ -91,22 +91,25 @@ def test_no_way_both_ways_is_longer_than_the_shortest_and_the_slack(mesh: Mesh, 
 
 
 @pytest.mark.parametrize(
-    ("mesh", "most"),
+    ("mesh", "most", "longer"),
     [
-        (parse_mesh("8x8"), 1.03),
-        (parse_mesh("12x9", fail=["0,3", "3,2", "5,4", "8,2"]), 1.05),
-        (parse_mesh("13x12", wrap="all", fail=["3x4@3,6"]), 1.02),
-        (parse_mesh("16x16", fail=["4x2@6,6"]), 1.03),
+        (parse_mesh("8x8"), 1.03, 1.05),
+        (parse_mesh("12x9", fail=["0,3", "3,2", "5,4", "8,2"]), 1.02, 1.05),
+        (parse_mesh("13x12", wrap="all", fail=["3x4@3,6"]), 1.02, 1.05),
+        (parse_mesh("9x16", fail=["3x3@5,10"]), 1.02, 1.1),  # a corridor one chip wide
+        (parse_mesh("6x11", fail=["2x2@1,2"]), 1.03, 1.2),
     ],
     ids=str,
 )
 def test_links_carry_little_more_both_ways_than_the_packing_number_asks(
-    mesh: Mesh, most: float
+    mesh: Mesh, most: float, longer: float
 ) -> None:
     """A balanced packing is as even, but hung from an owner its trees are deeper."""
     packing = rooted_packing(mesh, n_trees=mesh.n_live, both_ways=True)
+    shortest = rooted_packing(mesh, n_trees=mesh.n_live, both_ways=True, slack=0)
 
     assert packing.max_load * packing_number(mesh).upper <= most
+    assert packing.depths.mean() <= longer * shortest.depths.mean()
 
 
 @settings(max_examples=30, deadline=None)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from meshmend.errors import TopologyError
-from meshmend.simulator.packing_number import exact_packing_number
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.packing_number import exact_packing_number
 from meshmend.topology.text import parse_mesh
 from meshmend.trees.tree_counts import tree_counts
 from meshmend.trees.tree_packing import TreePacking, tree_packing

@@ -34,11 +34,11 @@ from meshmend.schedule.placement import placed
 from meshmend.schedule.table import Collective
 from meshmend.simulator.limit import Exit, Limit, limit, rounds_of
 from meshmend.simulator.network_program import program_of
-from meshmend.simulator.packing_number import PackingNumber
 from meshmend.simulator.rules import Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.packing_number import PackingNumber
 from meshmend.topology.symmetry import stand_in
 
 ALL = "all"

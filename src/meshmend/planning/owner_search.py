@@ -26,10 +26,10 @@ from meshmend.trees.tree_packing import TreePacking
 # Messages that a search simulates before it answers. 32x32 with a hole at 100 MB has six million:
 # there the formula's pipeline is taken as it is.
 _MAX_MESSAGES: Final = 3_000_000
-# Longer ways load the links more evenly: the formula says what pays. Trees of more chips than this
-# take a second to make.
+# Longer ways load the links more evenly: a first simulation says what pays. None is as long as
+# that needs. Trees of more chips than this take a second to make.
 _FEW_CHIPS: Final = 256
-_SLACKS: Final = (0, 2, 4, 8, 16)
+_SLACKS: Final = (0, 4, None)
 _SLACKS_OF_A_HALF: Final = (0, SLACK_HOPS, 4)
 _MOST_MESSAGES_TO_COMPARE: Final = 300_000  # a tenth of a second for each number of hops
 # Links are busy for longer than the longest chain alone would need, so more slices pay than a chain
@@ -161,21 +161,21 @@ def _likely_fastest(
 ) -> OwnerTrees:
     """Return the trees that are likely to be fastest: first how long ways are, then how many.
 
-    By the formula, or in a half by a first simulation: messages that meet cost more than hops.
+    By a first simulation, because messages that meet cost more than hops; of many by the formula.
     """
 
     def likely_s(trees: OwnerTrees) -> float:
         formula = owner_formula(trees, fabric, payload_bytes)
         pipeline = _first_pipeline(trees, formula, slices)
         n_messages = trees.n_rows * pipeline.slices
-        if collective in _HALVES and n_messages <= _MOST_MESSAGES_TO_COMPARE:
+        if n_messages <= _MOST_MESSAGES_TO_COMPARE:
             return trees.simulated(fabric, payload_bytes, pipeline).time_s
         return formula.time_s(slices or formula.best_slices())
 
     *fewer, most = chunk_counts(mesh.n_live)
-    slacks: tuple[int, ...] = _SLACKS_OF_A_HALF if collective in _HALVES else _SLACKS
+    slacks: tuple[int | None, ...] = _SLACKS_OF_A_HALF if collective in _HALVES else _SLACKS
     if mesh.n_live > _FEW_CHIPS:
-        slacks = (SLACK_HOPS,)
+        slacks = (None,)
     best = min(
         (
             owner_trees_of(mesh, _shape(mesh, collective, most, slack), collective)
@@ -191,7 +191,7 @@ def _likely_fastest(
 
 
 def _shape(
-    mesh: Mesh, collective: Collective, chunks_each: int = 1, slack: int | None = SLACK_HOPS
+    mesh: Mesh, collective: Collective, chunks_each: int = 1, slack: int | None = None
 ) -> TreeShape:
     """Return the shape of rooted trees. In a half each direction of a link counts for itself."""
     both_ways = collective not in _HALVES

@@ -23,7 +23,7 @@ from meshmend.simulator.rules import Progress, Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.rooted_trees import SLACK_HOPS, rooted_packing
+from meshmend.trees.rooted_trees import rooted_packing
 from meshmend.trees.straight_trees import GAP
 from meshmend.trees.tree_counts import pace
 from meshmend.trees.tree_packing import (
@@ -172,7 +172,7 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
             seen,
             n_trees=shape.n_trees,
             both_ways=shape.both_ways,
-            slack=SLACK_HOPS if shape.depth_slack is None else shape.depth_slack,
+            slack=shape.depth_slack,
         )
     if shape.window is not None:
         packing = disjoint_packing(seen, window=shape.window)

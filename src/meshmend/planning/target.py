@@ -63,7 +63,7 @@ def _fabric_of(fabric: Fabric | str) -> Fabric:
     return fabric_named(fabric) if isinstance(fabric, str) else fabric
 
 
-SEARCH_VERSION: Final = 20  # answers that another version of the search found are not read
+SEARCH_VERSION: Final = 21  # answers that another version of the search found are not read
 
 
 _FOR_THE_READER: Final = ("name", "source", "usual_mesh")  # of a fabric

@@ -27,7 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.simulator.limit import Exit, Limit
-from meshmend.simulator.packing_number import (
+from meshmend.topology.fabric import Fabric
+from meshmend.topology.figures import mesh_figures
+from meshmend.topology.graph import distances_from, hops_to_farthest
+from meshmend.topology.packing_number import (
     CapacityLinks,
     PackingNumber,
     binding_partition,
@@ -35,9 +38,6 @@ from meshmend.simulator.packing_number import (
     links_of_mesh,
     ports_of_links,
 )
-from meshmend.topology.fabric import Fabric
-from meshmend.topology.figures import mesh_figures
-from meshmend.topology.graph import distances_from, hops_to_farthest
 from meshmend.topology.tiles import Tiling
 
 _N_TREES = 32  # of the first guess

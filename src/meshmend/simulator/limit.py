@@ -50,11 +50,11 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError
 from meshmend.kernels import kernel
 from meshmend.schedule.table import Collective
-from meshmend.simulator.packing_number import PackingNumber, packing_number
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.graph import breadth_first, distances_from_any
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.packing_number import PackingNumber, packing_number
 from meshmend.topology.pair_cut import pair_cut
 from meshmend.units import format_bytes, format_time
 

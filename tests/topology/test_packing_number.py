@@ -14,14 +14,14 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import minimum_spanning_tree
 
 from meshmend.errors import TopologyError
-from meshmend.simulator.packing_number import (
+from meshmend.topology.graph import largest_part
+from meshmend.topology.mesh import Mesh
+from meshmend.topology.packing_number import (
     PackingNumber,
     exact_packing_number,
     packing_bracket,
     packing_number,
 )
-from meshmend.topology.graph import largest_part
-from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 from strategies import with_slow_links
 
