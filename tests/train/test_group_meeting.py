@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -20,7 +21,7 @@ from meshmend.errors import StoppedError
 from meshmend.planning.settings import Settings
 from meshmend.topology.text import parse_mesh
 from meshmend.torch.group_factory import create_group
-from meshmend.torch.late_gloo import InterruptibleStore
+from meshmend.torch.late_gloo import InterruptibleStore, LateGloo
 from meshmend.torch.transports import transport_of
 from meshmend.train.torch.group_meeting import init_group, meet
 
@@ -92,6 +93,19 @@ def test_a_group_is_made_and_left_though_a_chip_that_was_here_never_calls(
         with pytest.raises(StoppedError, match="the process group was left"):
             waiting.result()
     group.shutdown()
+
+
+def test_who_brings_news_of_a_change_waits_for_no_new_thread() -> None:
+    """On a busy machine a thread takes long to start: news would come that much later."""
+    late = LateGloo(dist.HashStore(), 0, 2, timedelta(seconds=60))
+    before = set(threading.enumerate())
+
+    late.leave()
+
+    assert set(threading.enumerate()) <= before
+    with pytest.raises(StoppedError, match="the process group was left"):
+        _ = late.backend
+    late.close()
 
 
 LEAVES = """

@@ -195,6 +195,15 @@ class CoordinatorClient:
                     _log.info("chip %s waits: %s", self._identity.chip, logged)
                 self._changed.wait()
 
+    def await_change(self, has_changed: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until the news make `has_changed` true, `timeout_s` at most; return whether it is.
+
+        It looks whenever there are news. Unlike a look every few milliseconds, that leaves the
+        processors to those who bring them.
+        """
+        with self._changed:
+            return self._changed.wait_for(has_changed, timeout_s)
+
     def await_lease(self, generation: int) -> None:
         """Return as soon as this worker may step in a generation; usually at once.
 

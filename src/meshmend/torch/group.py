@@ -487,7 +487,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         """
         self._transport.interrupt()
         if self._late is not None:
-            self._late.close()
+            self._late.leave()
 
     def abort(self) -> None:
         """Make every collective under way fail at once, on every rank; no other can begin.

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -156,18 +157,25 @@ class LateGloo:
         if self._is_connected:
             self.backend._set_default_timeout(timeout)
 
-    def close(self) -> None:
-        """Leave the group; any thread may call this, and more than once.
+    def leave(self) -> None:
+        """Make who waits for Gloo stop; any thread may call this, and more than once.
 
-        Gloo waits for what is under way, so a thread lets it go.
+        It starts no thread: that takes a busy process a tenth of a second, and a thread that brings
+        news of a change has not got that.
         """
-        try:
+        with suppress(InvalidStateError):
             self._left.set_exception(StoppedError("the process group was left"))
-        except InvalidStateError:
-            return
         self.want()
+
+    def close(self) -> None:
+        """Leave the group, and let Gloo go; may be called more than once.
+
+        Gloo waits for what is under way, so a thread does that.
+        """
+        self.leave()
         made, self._made = self._made, self._left
-        threading.Thread(target=made.exception, daemon=True).start()
+        if made is not self._left:
+            threading.Thread(target=made.exception, daemon=True).start()
 
     @property
     def _is_connected(self) -> bool:

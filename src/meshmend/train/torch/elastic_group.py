@@ -98,7 +98,6 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 _NEWS_S: Final = 3.0  # beyond the link timeout: for the coordinator to tell of a change
-_POLL_S: Final = 0.005
 _READ: Final = "checkpoint"  # in a state: it is that of the checkpoint of its step
 _LOSS_SUM: Final = (1, "float64")  # of a step of tiles, which all chips end together
 
@@ -760,11 +759,9 @@ class ElasticGroup:
             error, RuntimeError | TransportError | OSError
         )
         link_timeout_s = self._environment.exchange_settings.link_timeout_s
-        deadline = time.monotonic() + (0.0 if is_of_script else _NEWS_S + link_timeout_s)
-        while not self._is_outdated():
-            if time.monotonic() >= deadline:
-                raise error
-            time.sleep(_POLL_S)
+        timeout_s = 0.0 if is_of_script else _NEWS_S + link_timeout_s
+        if not coordinator_client().await_change(self._is_outdated, timeout_s):
+            raise error
 
     def _fail_over(self) -> None:
         """Leave the present group, and join the next generation."""
