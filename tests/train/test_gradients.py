@@ -234,12 +234,14 @@ class Counters(torch.nn.Module):
         self.register_buffer("bytes", torch.tensor([7, 8], dtype=torch.uint8))
         self.register_buffer("eight", torch.ones(2).to(torch.float8_e4m3fn))
         self.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
+        self.register_buffer("complex", torch.tensor([1j, 2.0]))
 
     def forward(self, x: Any) -> Any:
         buffers = dict(self.named_buffers())
         buffers["huge"][1] += 4
         buffers["short"] += 2
         buffers["turned"] += 1
+        buffers["complex"] *= 1j
         return x * self.weight
 
 
@@ -259,6 +261,7 @@ def test_buffers_of_all_types_change_by_the_mean_and_others_keep_their_bits() ->
         assert after["short"].item() == 3.5
         assert torch.equal(after["turned"], before["turned"] + 1)
         assert not after["turned"].is_contiguous()
+        assert after["complex"].tolist() == [-1, 2j]
         for name in ("mask", "empty", "flags", "bytes", "eight"):
             bits = [each[name].contiguous().view(torch.uint8) for each in (before, after)]
             assert torch.equal(*bits), name
@@ -270,8 +273,10 @@ def test_a_buffer_that_is_not_finite_is_named_and_one_of_another_shape_refused()
     gradients.gather(1.0, 1.0)
 
     assert gradients.non_finite() == ["buffer turned"]
+    replica.complex *= 1j
     gradients.restore()
     assert is_same(replica.turned, Counters().turned)
+    assert torch.equal(replica.complex, Counters().complex)
     replica.turned = torch.zeros(2)
     with pytest.raises(InputError, match=r"turned was \[3, 2\] of torch.float32 and is \[2\]"):
         gradients.gather(1.0, 1.0)

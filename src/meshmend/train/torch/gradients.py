@@ -314,7 +314,8 @@ class _Buffers:
         self._shapes = [each.shape for each in first if each is not None]
         self._sizes = [shape.numel() for shape in self._shapes]
         self.dtype = next(each.dtype for each in first if each is not None)
-        self.n_elements = sum(self._sizes)
+        # Complex numbers are not summed: what a step changes must be the same on all chips.
+        self.n_elements = 0 if self.dtype.is_complex else sum(self._sizes)
 
     def remember(self) -> None:
         """Copy the buffers, to find out later what a step has changed."""
@@ -327,6 +328,8 @@ class _Buffers:
     def take_changes(self, changes: torch.Tensor) -> None:
         """Write by how much the buffers have changed since the last copy; what is equal by zero."""
         now, before = self._flat(), self._before
+        if not self.n_elements:
+            return
         if torch.equal(now, before):
             changes.zero_()
             return
@@ -339,6 +342,8 @@ class _Buffers:
 
         So integers that no float64 can hold survive, and so do infinities.
         """
+        if not self.n_elements:
+            return
         before, changes = self._before, changes.to(self._before.device)
         if not before.is_floating_point():
             changes = changes.round()
@@ -384,8 +389,7 @@ def _buffers_of(model: torch.nn.Module) -> list[_Buffers]:
     by_type: dict[torch.dtype, dict[str, tuple[torch.nn.Module, str]]] = {}
     for name, buffer in model.named_buffers():
         path, _, key = name.rpartition(".")
-        if not buffer.is_complex():
-            by_type.setdefault(buffer.dtype, {})[name] = model.get_submodule(path), key
+        by_type.setdefault(buffer.dtype, {})[name] = model.get_submodule(path), key
     return [_Buffers(slots) for slots in by_type.values()]
 
 
