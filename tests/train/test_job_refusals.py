@@ -1,12 +1,13 @@
 """What a job cannot train is refused in one line that says what to do."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from meshmend.errors import InputError, NonFiniteError
-from meshmend.train import Job
+from meshmend.train import Job, Saving
 
 SAMPLES = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 4))
 
@@ -57,6 +58,22 @@ def no_way_to_share() -> Job:
     return job(torch.nn.Linear(4, 4), shares="fair")
 
 
+def no_every() -> Job:
+    return job(torch.nn.Linear(4, 4), saving=Saving(Path("checkpoints"), every=0))
+
+
+def folder_as_saving() -> Job:
+    return job(torch.nn.Linear(4, 4), saving="checkpoints")
+
+
+def seed_as_text() -> Job:
+    return job(torch.nn.Linear(4, 4), seed="7")
+
+
+def number_as_resume() -> Job:
+    return job(torch.nn.Linear(4, 4), resume=3)
+
+
 def no_module() -> Job:
     return job(["a model"], torch.optim.SGD([torch.zeros(1)]))
 
@@ -74,6 +91,10 @@ def no_module() -> Job:
         (checks_of_fewer_samples, 'check_shares needs policy="constant", but got .shrink.'),
         (no_way_on, "one of restore, continue, stop, but got 'ignore'"),
         (no_way_to_share, "shares needs to be one of equal, speed, but got 'fair'"),
+        (no_every, "Saving needs every and keep of at least 1, but got every=0 and keep=3"),
+        (folder_as_saving, r"saving=Saving\(folder, every=...\), but got a str"),
+        (seed_as_text, "a seed that is a whole number of at least 0, but got '7'"),
+        (number_as_resume, 'a folder of checkpoints or "auto", but got 3'),
         (no_module, "Job needs a module, or several in a list or dict"),
     ],
 )
@@ -81,6 +102,22 @@ def test_it_is_refused_when_the_job_is_made(make: Any, words: str) -> None:
     with pytest.raises(InputError, match=words) as refused:
         make()
     assert "\n" not in str(refused.value)
+
+
+def test_checkpoints_stay_in_one_folder_wherever_the_loop_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(4, 4)
+    for inputs, _ in (training := job(model, saving=Saving(Path("saved"), every=1))):
+        monkeypatch.chdir(tmp_path / "other")
+        loss = model(inputs).sum()
+        loss.backward()
+        training.step(loss)
+
+    assert sorted(path.name for path in (tmp_path / "saved").glob("step-*"))[-1].endswith("2")
+    assert not list((tmp_path / "other").iterdir())
 
 
 def test_a_sparse_gradient_is_refused_by_name() -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,6 +112,15 @@ class JobSettings:
             raise InputError(
                 f"Job needs a batch of at least 1 and at least 0 steps, but got "
                 f"batch={self.batch} and steps={self.steps}"
+            )
+        if not isinstance(self.seed, Integral) or self.seed < 0:
+            raise InputError(
+                f"Job needs a seed that is a whole number of at least 0, but got {self.seed!r}"
+            )
+        if not isinstance(self.saving, Saving | None):
+            raise InputError(
+                "Job needs saving=Saving(folder, every=...), but got a "
+                f"{type(self.saving).__name__}"
             )
         if self.compare_every < 1:
             raise InputError(

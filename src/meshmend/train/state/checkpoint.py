@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -63,6 +64,15 @@ class Saving:
     folder: Path
     every: int
     keep: int = 3
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.every, Integral) and self.every >= 1 and self.keep >= 1):
+            raise InputError(
+                "Saving needs every and keep of at least 1, but got "
+                f"every={self.every!r} and keep={self.keep!r}"
+            )
+        # A loop may go to another folder.
+        object.__setattr__(self, "folder", Path(self.folder).absolute())
 
     def is_due(self, step: int) -> bool:
         """Whether to save the step that was just done: also if the job will soon be ended."""

@@ -42,6 +42,8 @@ def folder_to_resume(resume: Resume, saving: Saving | None) -> Path | None:
         ResumeError: "auto" was given to a job that writes no checkpoints.
     """
     if resume != AUTO:
+        if not isinstance(resume, str | Path | None):
+            raise ResumeError(f'resume needs a folder of checkpoints or "auto", but got {resume!r}')
         return None if resume is None else Path(resume)
     if saving is None:
         raise ResumeError(
