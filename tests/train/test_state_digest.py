@@ -112,6 +112,6 @@ def test_a_learner_that_loads_a_state_has_its_digest_also_of_buffers_not_persist
     framework = learner.framework
     learner.load(framework.unpacked(framework.packed(other.state())))
 
-    assert learner.digest() == other.digest()
+    assert learner.digest_parts() == other.digest_parts()
     assert isinstance(model.mask, torch.Tensor)
     assert model.mask[1, 1] == 3

@@ -68,6 +68,7 @@ from meshmend.train.data.samples import (
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
 from meshmend.train.state.comparison import COMPARE_EVERY, MOST_NAMES, StateComparison
+from meshmend.train.state.digest import total_of
 from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume, resumable
 from meshmend.train.state.shards import Origin
 from meshmend.train.state.state_tree import Framework
@@ -771,11 +772,15 @@ class JobCore:
             term=generation.term if generation else 0,
             generation=generation.number if generation else 0,
             chip=self._environment.chip,
-            digest=self._learner.digest(),
+            digest=self._digest(),
         )
 
     def _write_state_hash(self) -> None:
-        self._ledger.write_hold(self.step_number, self._generation_number, self._learner.digest())
+        self._ledger.write_hold(self.step_number, self._generation_number, self._digest())
+
+    def _digest(self) -> str:
+        """Return a hash of all of the state: arrays and plain values, whatever their order."""
+        return total_of(self._learner.digest_parts())
 
     def _resume(self, folder: Path) -> None:
         steps = self._settings.steps

@@ -88,9 +88,6 @@ class Learner(Protocol):
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint; may use them up."""
 
-    def digest(self) -> str:
-        """Return a hash of all of `state`: arrays and plain values, whatever their order."""
-
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each array of `state` by its name, and each plain value in words."""
 

@@ -16,7 +16,7 @@ from meshmend.train.core.learner import Bytes
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import Share
 from meshmend.train.jax.program import JaxProgram, Tree, places_of
-from meshmend.train.state.digest import hash_bytes, total_of
+from meshmend.train.state.digest import hash_bytes
 from meshmend.train.state.state_tree import ARRAYS, Array, Framework
 
 _STATISTICS: Final = "batch_stats"  # the collection of flax's batch normalisation
@@ -159,10 +159,6 @@ class JaxLearner:
         params = _with_arrays(self.params, state["model"])
         self.opt_state = _with_arrays(self.opt_state, state["optimizer"])
         self.params = params
-
-    def digest(self) -> str:
-        """Return a hash of all of the state."""
-        return total_of(self.digest_parts())
 
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each array of the state by its name."""

@@ -44,7 +44,7 @@ _CHECKSUM: Final = slice(8 + len(_MARK), 8 + len(_MARK) + len(_NO_CHECKSUM))
 class Origin:
     """Whose state a shard was cut from, so that shards of two histories are never put together.
 
-    `digest` is `Learner.digest()` of the chip that wrote the shard: replicas that are equal have
+    `digest` is the hash of the state of the chip that wrote the shard: replicas that are equal have
     equal ones. The defaults stand for a state of no job, such as an imported one.
     """
 

@@ -12,7 +12,6 @@ from meshmend.errors import InputError
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import Share
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
-from meshmend.train.state.digest import total_of
 from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.backward_watch import BackwardWatch
@@ -298,10 +297,6 @@ class TorchLearner:
     def n_state_bytes(self) -> int:
         """Return the bytes of the state that the optimizers keep on this chip."""
         return self._optimizers.n_state_bytes()
-
-    def digest(self) -> str:
-        """Return a hash of all of the state."""
-        return total_of(self.digest_parts())
 
     def digest_parts(self) -> dict[str, str]:
         """Return a hash of each tensor of the state by its name, and each plain value."""
