@@ -185,7 +185,7 @@ def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) ->
         "JaxJob needs arrays of one length, the number of samples, but their shapes are []",
         "JaxJob needs a micro-batch of at least 1, but got 0",
         "Job needs a batch of at least 1 and at least 0 steps, but got batch=0 and steps=3",
-        "a batch policy needs to be constant or shrink, but got 'grow'",
+        "a batch policy needs to be one of constant, shrink, but got 'grow'",
         "JaxJob.step needs arrays of 4 samples, as the job handed them out, but got one of shape "
         "(2, 3)",
         "Job.step needs samples of a new step; call it once for each turn of the loop over the job",

@@ -54,6 +54,10 @@ def no_way_on() -> Job:
     return job(torch.nn.Linear(4, 4), check_shares=4, on_wrong_result="ignore")
 
 
+def no_such_batch() -> Job:
+    return job(torch.nn.Linear(4, 4), policy="grow")
+
+
 def no_way_to_share() -> Job:
     return job(torch.nn.Linear(4, 4), shares="fair")
 
@@ -90,6 +94,7 @@ def no_module() -> Job:
         (checks_less_than_never, "at least 1, or 0 for no checks, but got -1"),
         (checks_of_fewer_samples, 'check_shares needs policy="constant", but got .shrink.'),
         (no_way_on, "one of restore, continue, stop, but got 'ignore'"),
+        (no_such_batch, "a batch policy needs to be one of constant, shrink, but got 'grow'"),
         (no_way_to_share, "shares needs to be one of equal, speed, but got 'fair'"),
         (no_every, "Saving needs every and keep of at least 1, but got every=0 and keep=3"),
         (folder_as_saving, r"saving=Saving\(folder, every=...\), but got a str"),

@@ -73,11 +73,6 @@ def test_a_batch_never_shrinks_to_nothing() -> None:
     assert batch_of("shrink", 2, 1, 16) == 1
 
 
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(InputError, match="constant or shrink, but got 'grow'"):
-        batch_of("grow", 64, 1, 1)
-
-
 def test_no_samples_are_refused() -> None:
     with pytest.raises(InputError, match="at least one sample, but got 0"):
         Order(0)

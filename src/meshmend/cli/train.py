@@ -74,7 +74,7 @@ def train_command(
         default_norm,
     )
     from meshmend.train.core.chip_speeds import SHARES
-    from meshmend.train.data.samples import batch_of
+    from meshmend.train.data.samples import POLICIES
 
     what, has_shards = config.training, config.sharding.optimizer
     norm = what.norm or default_norm(what.framework)
@@ -89,7 +89,7 @@ def train_command(
     if what.lr is not None and not what.lr > 0:
         raise InputError(f"--lr needs a number above 0, but got {what.lr:g}")
     begin, faults = local_job(config)
-    batch_of(what.batch_policy, what.batch, 1, 1)  # refuses an unknown policy
+    check_choice("a batch policy", what.batch_policy, POLICIES)
     check_choice("shares", config.job.shares, SHARES)
     if config.job.check_shares:
         _check_shares(config.job.check_shares, what.batch_policy)

@@ -57,6 +57,7 @@ from meshmend.train.core.worker_environment import (
 from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import (
+    POLICIES,
     Indices,
     Order,
     Share,
@@ -127,9 +128,7 @@ class JobSettings:
             raise InputError(
                 f"Job needs compare_every of at least 1 step, but got {self.compare_every}"
             )
-        if self.check_shares is not None:
-            check_settings(self.check_shares, self.policy)
-        batch_of(self.policy, self.batch, 1, 1)  # refuses an unknown policy
+        check_choice("a batch policy", self.policy, POLICIES)
         check_choice("non_finite", self.non_finite, NON_FINITE)
 
     def order(self) -> Order | StreamOrder:

@@ -20,6 +20,7 @@ from meshmend.errors import InputError
 Indices = NDArray[np.int64]
 Speeds = tuple[int, ...]  # of each rank, in hundredths of that of a chip that is not slow
 
+POLICIES: Final = ("constant", "shrink")
 FULL_SPEED: Final = 100
 LARGEST_CHECKSUM: Final = 2**59 - 1  # at most 18 digits, like all numbers in a ledger
 
@@ -145,16 +146,9 @@ def counts_by_speed(batch: int, speeds: Speeds) -> tuple[int, ...]:
 
 
 def batch_of(policy: str, batch: int, n_live: int, n_at_start: int) -> int:
-    """Return how many samples a step uses.
+    """Return how many samples a step uses, by one of `POLICIES`.
 
     With "constant" always `batch`. With "shrink" each chip keeps its number of samples, as in the
     paper, so a step uses fewer while chips are missing.
-
-    Raises:
-        InputError: an unknown policy.
     """
-    if policy == "constant":
-        return batch
-    if policy == "shrink":
-        return min(batch, max(1, batch * n_live // n_at_start))
-    raise InputError(f"a batch policy needs to be constant or shrink, but got {policy!r}")
+    return batch if policy == "constant" else min(batch, max(1, batch * n_live // n_at_start))
