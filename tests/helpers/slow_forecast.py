@@ -197,30 +197,9 @@ class SlowJob:
         self, dead: set[Chip], links: set[Link]
     ) -> tuple[int, frozenset[Chip], frozenset[Link], int]:
         """Try every box; of equals the one whose first chip comes first, then smaller lengths."""
-        shape, wrap = self.mesh.shape, self.mesh.wrap
-        ranges = [
-            [(a, k) for a in range(s) for k in range(1, (s if w and s > 2 else s - a) + 1)]
-            for s, w in zip(shape, wrap, strict=True)
-        ]
-
-        def order(box: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-            return (-math.prod(k for _, k in box), *(a for a, _ in box), *(k for _, k in box))
-
-        for box in sorted(itertools.product(*ranges), key=order):
-            lines = [[(a + i) % s for i in range(k)] for (a, k), s in zip(box, shape, strict=True)]
-            chips = frozenset(itertools.product(*lines))
-            inside = frozenset(_links_inside(lines))
-            if chips & dead or inside & links:
-                continue
-            front = 3 - len(shape)
-            spanned = (1 << front) - 1  # the axes of extent 1 in front
-            for axis, (_, k) in enumerate(box):
-                spanned |= (k == shape[axis]) << (front + axis)
-            rings = [
-                [*line, line[0]] if w and 2 < s == len(line) else line
-                for line, s, w in zip(lines, shape, wrap, strict=True)
-            ]
-            return len(chips), chips, frozenset(_links_inside(lines, rings)), spanned
+        for chips, inside, closed, spanned in _boxes(self.mesh.shape, self.mesh.wrap):
+            if not (chips & dead or inside & links):
+                return len(chips), chips, closed, spanned
         return 0, frozenset(), frozenset(), 0
 
     # What happens.
@@ -408,6 +387,7 @@ class SlowJob:
         self.unsaved += useful
 
 
+@cache
 def tiles_in_bands(shape: Shape, tile: Shape, dead: frozenset[Chip]) -> int:
     """Return the most tiles in bands: all orders of axes, all places of bands are tried."""
 
@@ -424,6 +404,36 @@ def tiles_in_bands(shape: Shape, tile: Shape, dead: frozenset[Chip]) -> int:
         return max(most(axes, begin + 1, taken), here + most(axes, begin + tile[axis], taken))
 
     return max(most(axes, 0, ()) for axes in itertools.permutations(range(len(shape))))
+
+
+@cache
+def _boxes(
+    shape: tuple[int, ...], wrap: tuple[bool, ...]
+) -> list[tuple[frozenset[Chip], frozenset[Link], frozenset[Link], int]]:
+    """Return every box, the best first: chips, links, links with those that close rings, axes."""
+    ranges = [
+        [(a, k) for a in range(s) for k in range(1, (s if w and s > 2 else s - a) + 1)]
+        for s, w in zip(shape, wrap, strict=True)
+    ]
+
+    def order(box: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+        return (-math.prod(k for _, k in box), *(a for a, _ in box), *(k for _, k in box))
+
+    boxes = []
+    for box in sorted(itertools.product(*ranges), key=order):
+        lines = [[(a + i) % s for i in range(k)] for (a, k), s in zip(box, shape, strict=True)]
+        front = 3 - len(shape)
+        spanned = (1 << front) - 1  # the axes of extent 1 in front
+        for axis, (_, k) in enumerate(box):
+            spanned |= (k == shape[axis]) << (front + axis)
+        rings = [
+            [*line, line[0]] if w and 2 < s == len(line) else line
+            for line, s, w in zip(lines, shape, wrap, strict=True)
+        ]
+        inside, closed = _links_inside(lines), _links_inside(lines, rings)
+        chips = frozenset(itertools.product(*lines))
+        boxes.append((chips, frozenset(inside), frozenset(closed), spanned))
+    return boxes
 
 
 def _links_inside(lines: list[list[int]], rings: list[list[int]] | None = None) -> list[Link]:
