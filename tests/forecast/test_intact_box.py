@@ -1,6 +1,7 @@
 """The largest intact box, by cuts, by sweep and from the last one, against every box there is."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -81,18 +82,17 @@ def best_of_all(shape: Box, wrap: Box, obstacles: list[list[int]]) -> list[int]:
         [(a, k) for a in range(s) for k in range(1, (s if w else s - a) + 1)]
         for s, w in zip(shape, wrap, strict=True)
     ]
-    found = [0] * 6
+    found, size = [0] * 6, 0
     for box in itertools.product(*ranges):
         starts, lengths = [a for a, _ in box], [k for _, k in box]
+        if (-math.prod(lengths), *starts, *lengths) > (-size, *found):
+            continue
         places = [
             np.arange(2 * a, 2 * (a + k) - 1) % (2 * s)
             for (a, k), s in zip(box, shape, strict=True)
         ]
-        if cells[np.ix_(*places)].any():
-            continue
-        size, best = np.prod(lengths), np.prod(found[3:])
-        if size > best or (size == best and [*starts, *lengths] < found):
-            found = [*starts, *lengths]
+        if not cells[np.ix_(*places)].any():
+            found, size = [*starts, *lengths], math.prod(lengths)
     return found
 
 
