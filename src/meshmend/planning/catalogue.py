@@ -311,13 +311,14 @@ class Catalogue:
         self._rank = rank
         self._other: dict[tuple[CollectiveCall, int], str] = {}  # algorithms of single classes
         self._programs: dict[tuple[CollectiveCall, int], RankProgram] = {}
-        self._pipelines: dict[tuple[CollectiveCall, int], _Planned | None] = {}
+        self._pipelines: dict[tuple[CollectiveCall, int], _Planned] = {}  # of plans for a fabric
         self._tasks: dict[tuple[CollectiveCall, int, str, str], Task] = {}
 
     def replan(self, kind: CollectiveCall, class_bytes: int, algorithm: str) -> None:
         """Run calls of this kind and class by another algorithm, or by another plan of the same."""
         self._other[kind, class_bytes] = algorithm
         self._programs.pop((kind, class_bytes), None)
+        self._pipelines.pop((kind, class_bytes), None)
         for key in list(self._tasks):
             if key[0] == kind and payload_class(kind, _n_bytes(*key[1:3])) == class_bytes:
                 del self._tasks[key]
@@ -351,7 +352,6 @@ class Catalogue:
             schedule, hazards = proved_schedule(self._mesh, algorithm, *key)
             self._programs[key] = rank_program(schedule, hazards, self._rank)
             pipeline = planned_pipeline(self._mesh, algorithm, *key)
-            self._pipelines[key] = None
             if pipeline is not None:
                 remaining = remaining_hops(schedule, hazards, placed(self._mesh, schedule).routes)
                 delays = pipeline.delays(schedule, remaining)
@@ -362,14 +362,14 @@ class Catalogue:
         n_bytes = _n_bytes(n_elements, dtype)
         program = self._program(kind, n_bytes)
         n_slices = self._n_slices or self._slices(kind, n_bytes, program.schedule)
-        planned = self._pipelines[kind, payload_class(kind, n_bytes)]
+        planned = self._pipelines.get((kind, payload_class(kind, n_bytes)))
         delays = planned.delays if planned else None
         return task_of(program, n_elements, dtype=dtype, op=op, n_slices=n_slices, delays=delays)
 
     def _slices(self, kind: CollectiveCall, n_bytes: int, schedule: Schedule) -> int:
         """Return how many slices to cut a payload in; the best number grows as its root does."""
         class_bytes = payload_class(kind, n_bytes)
-        planned = self._pipelines[kind, class_bytes]
+        planned = self._pipelines.get((kind, class_bytes))
         if planned is None:
             return default_slices(schedule, n_bytes)
         return max(1, round(planned.slices * math.sqrt(n_bytes / class_bytes)))
