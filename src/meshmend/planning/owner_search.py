@@ -29,8 +29,8 @@ _MAX_MESSAGES: Final = 3_000_000
 # Longer ways load the links more evenly: a first simulation says what pays. None is as long as
 # that needs. Trees of more chips than this take a second to make.
 _FEW_CHIPS: Final = 256
-_SLACKS: Final = (0, 4, None)
-_SLACKS_OF_A_HALF: Final = (0, SLACK_HOPS, 4)
+_SLACKS: Final[tuple[int | None, ...]] = (None, 0, 4)
+_SLACKS_OF_A_HALF: Final[tuple[int | None, ...]] = (0, SLACK_HOPS, 4)
 _MOST_MESSAGES_TO_COMPARE: Final = 300_000  # a tenth of a second for each number of hops
 # Links are busy for longer than the longest chain alone would need, so more slices pay than a chain
 # of 2 diameters suggests. Found by trying.
@@ -159,7 +159,7 @@ def best_owner_trees(
 def _likely_fastest(
     mesh: Mesh, fabric: Fabric, payload_bytes: float, collective: Collective, slices: int | None
 ) -> OwnerTrees:
-    """Return the trees that are likely to be fastest: first how long ways are, then how many.
+    """Return the trees that are likely to be fastest: first how many, then how long ways are.
 
     By a first simulation, because messages that meet cost more than hops; of many by the formula.
     """
@@ -172,22 +172,15 @@ def _likely_fastest(
             return trees.simulated(fabric, payload_bytes, pipeline).time_s
         return formula.time_s(slices or formula.best_slices())
 
-    *fewer, most = chunk_counts(mesh.n_live)
-    slacks: tuple[int | None, ...] = _SLACKS_OF_A_HALF if collective in _HALVES else _SLACKS
+    def trees(chunks_each: int, slack: int | None) -> OwnerTrees:
+        return owner_trees_of(mesh, _shape(mesh, collective, chunks_each, slack), collective)
+
+    first, *others = _SLACKS_OF_A_HALF if collective in _HALVES else _SLACKS
     if mesh.n_live > _FEW_CHIPS:
-        slacks = (None,)
-    best = min(
-        (
-            owner_trees_of(mesh, _shape(mesh, collective, most, slack), collective)
-            for slack in slacks
-        ),
-        key=likely_s,
-    )
-    slack = best.shape.depth_slack
-    others = (
-        owner_trees_of(mesh, _shape(mesh, collective, each, slack), collective) for each in fewer
-    )
-    return min([best, *others], key=likely_s)
+        first, others = None, []
+    best = min((trees(each, first) for each in chunk_counts(mesh.n_live)), key=likely_s)
+    chunks_each = best.n_chunks // mesh.n_live
+    return min([best, *(trees(chunks_each, slack) for slack in others)], key=likely_s)
 
 
 def _shape(
