@@ -95,7 +95,7 @@ def test_without_the_web_server_one_line_says_what_to_install(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("meshmend.cli.live_page.find_spec", lambda name: None)
+    monkeypatch.setattr("meshmend.cli.options.find_spec", lambda name: None)
 
     assert run_line(command) == 2
     assert why in capsys.readouterr().err
