@@ -72,6 +72,7 @@ def test_the_first_failure_is_told_and_ends_the_job(
     ("arguments", "match"),
     [
         (["--mesh", "2x2", "nowhere.py"], "there is no file nowhere.py"),
+        (["--mesh", "2x2", "-m", "nowhere.train"], "a module, but there is none named 'nowhere."),
         (["--mesh", "2by2", "nowhere.py"], "--mesh needs positive extents"),
         (["--mesh", "2x2", "--preload", "nosuchmodule", "{script}"], "cannot import nosuchmodule"),
         (["--mesh", "2x2", "--algorithm", "magic", "{script}"], "no algorithm 'magic'"),

@@ -156,6 +156,8 @@ def run_line(arguments: list[str]) -> int:
         if error.errno == errno.ENAMETOOLONG:
             return _failed(f"{error.strerror}: {str(error.filename)[:60]}...", 2)
         return _failed(str(error), 1)
+    except MemoryError as error:
+        return _failed(f"this needs more memory than there is: {error}; take a smaller mesh", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", _INTERRUPTED)
     finally:

@@ -7,6 +7,7 @@ mistake at once.
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,6 +107,24 @@ def check_script(script: str, command: str, *, is_module: bool) -> None:
     """Raise InputError if a command is to run a file that is not there."""
     if not is_module and not Path(script).is_file():
         raise InputError(f"meshmend {command} needs a script, but there is no file {script}")
+
+
+def check_module(name: str) -> None:
+    """Raise InputError if there is no package of a module's name, here or installed.
+
+    Looks for the first part of the name alone: to look for the rest would run the package.
+    """
+    package, here = name.partition(".")[0], str(Path.cwd())
+    sys.path.insert(0, here)  # as workers do
+    try:
+        is_there = bool(package) and find_spec(package) is not None
+    finally:
+        sys.path.remove(here)
+    if not is_there:
+        raise InputError(
+            f"meshmend run -m needs a module, but there is none named {name!r}; of a script, give "
+            "its path without -m"
+        )
 
 
 def context_of(command: Callable[..., Any]) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from meshmend.cli.options import (
     ModuleOption,
     ScriptArgument,
     ScriptArguments,
+    check_module,
     check_script,
     job_command,
     local_job,
@@ -82,6 +83,8 @@ def run_command(
         raise InputError("sums.slices cannot be set with --elastic, which chooses them by size")
     page = page_request(explore, allow_faults)
     check_script(script, "run", is_module=is_module)
+    if is_module:
+        check_module(script)
     if not elastic:
         from meshmend.launch.script import check_torch_installed
 
