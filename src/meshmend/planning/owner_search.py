@@ -151,25 +151,29 @@ def best_owner_trees(
     Large tables are not simulated: their time is that of the formula.
     """
     progress("trees: packing")
-    trees = _likely_fastest(mesh, fabric, payload_bytes, collective, slices)
+    trees, first = _likely_fastest(mesh, fabric, payload_bytes, collective, slices)
     progress("trees: simulating")
-    return _fastest_pipeline(trees, fabric, payload_bytes, slices)
+    return _fastest_pipeline(trees, fabric, payload_bytes, slices, first)
 
 
 def _likely_fastest(
     mesh: Mesh, fabric: Fabric, payload_bytes: float, collective: Collective, slices: int | None
-) -> OwnerTrees:
+) -> tuple[OwnerTrees, Simulation | None]:
     """Return the trees that are likely to be fastest: first how many, then how long ways are.
 
-    By a first simulation, because messages that meet cost more than hops; of many by the formula.
+    By a first simulation, which comes with them, because messages that meet cost more than hops; of
+    many messages by the formula.
     """
+    simulations: dict[TreeShape, Simulation] = {}
 
     def likely_s(trees: OwnerTrees) -> float:
         formula = owner_formula(trees, fabric, payload_bytes)
         pipeline = _first_pipeline(trees, formula, slices)
         n_messages = trees.n_rows * pipeline.slices
         if n_messages <= _MOST_MESSAGES_TO_COMPARE:
-            return trees.simulated(fabric, payload_bytes, pipeline).time_s
+            if trees.shape not in simulations:
+                simulations[trees.shape] = trees.simulated(fabric, payload_bytes, pipeline)
+            return simulations[trees.shape].time_s
         return formula.time_s(slices or formula.best_slices())
 
     def trees(chunks_each: int, slack: int | None) -> OwnerTrees:
@@ -180,7 +184,8 @@ def _likely_fastest(
         first, others = None, []
     best = min((trees(each, first) for each in chunk_counts(mesh.n_live)), key=likely_s)
     chunks_each = best.n_chunks // mesh.n_live
-    return min([best, *(trees(chunks_each, slack) for slack in others)], key=likely_s)
+    best = min([best, *(trees(chunks_each, slack) for slack in others)], key=likely_s)
+    return best, simulations.get(best.shape)
 
 
 def _shape(
@@ -228,15 +233,20 @@ def _first_pipeline(trees: OwnerTrees, formula: OwnerFormula, slices: int | None
 
 
 def _fastest_pipeline(
-    trees: OwnerTrees, fabric: Fabric, payload_bytes: float, slices: int | None
+    trees: OwnerTrees,
+    fabric: Fabric,
+    payload_bytes: float,
+    slices: int | None,
+    simulation: Simulation | None,
 ) -> FastestOwnerTrees:
+    """Return the fastest of a few pipelines; `simulation` is that of the first, if it is known."""
     formula = owner_formula(trees, fabric, payload_bytes)
     is_half = trees.collective in _HALVES
     first = pipeline = _first_pipeline(trees, formula, slices)
     left = _MAX_MESSAGES - trees.n_rows * pipeline.slices
     if left < 0:
         return FastestOwnerTrees(trees, pipeline, formula.time_s(pipeline.slices), None)
-    best = trees.simulated(fabric, payload_bytes, pipeline)
+    best = simulation or trees.simulated(fabric, payload_bytes, pipeline)
     tried = {pipeline}
 
     def others() -> Iterator[Pipeline]:
@@ -245,6 +255,8 @@ def _fastest_pipeline(
                 yield replace(first, slices=max(1, round(factor * first.slices)))
         elif slices is None:
             for factor in _SLICE_FACTORS:
+                if factor > 1 and pipeline != first:  # fewer are faster, so more are not
+                    continue
                 yield formula.pipeline(round(factor * first.slices), _USUAL_DELAY_HOPS_PER_HOP)
         for delay in () if is_half else _OTHER_DELAYS_HOPS_PER_HOP:
             yield formula.pipeline(pipeline.slices, delay)
