@@ -70,7 +70,7 @@ def share(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, float]:
 
     step_s = seconds(step, 5)
     learner = TorchLearner(model, optimizer)
-    digest_s = seconds(lambda: total_of(learner.digest_parts()), 5)
+    digest_s = seconds(lambda: total_of(learner.begun_digest().wait()), 5)
     copy_s = seconds(StateBefore((model, optimizer)).capture, 5)
     return {
         "parameters": sum(each.numel() for each in model.parameters()),

@@ -176,6 +176,44 @@ def test_a_difference_in_the_last_steps_is_found_at_the_end(tmp_path: Path) -> N
     assert "optimizer.param_groups.0.lr (0.01 against 0.02)" in ended.stderr
 
 
+def test_large_weights_that_a_loop_changes_before_its_step_are_no_difference_but_a_flip_is(
+    tmp_path: Path,
+) -> None:
+    """One chip hashes weights before the loop has changed them, the other one afterwards."""
+    ended = run(
+        tmp_path,
+        """
+        import threading
+        from meshmend.train.state import digest
+
+        wide = torch.nn.Linear(8, 1 << 16)  # 2 MB of weights: hashed in a thread
+        optimizer = torch.optim.SGD(wide.parameters(), lr=0.01)
+        hash_bytes, is_changed = digest.hash_bytes, threading.Event()
+        def hash_late(data):
+            if threading.current_thread() is not threading.main_thread():
+                is_changed.wait(0.2)
+            return hash_bytes(data)
+        job = Job(wide, optimizer, dataset, batch=16, steps=40, compare_every=4)
+        if job.chips[0] == (0, 1):
+            digest.hash_bytes = hash_late
+        for features, targets in job:
+            with torch.no_grad():
+                if job.step_number == 10 and job.rank == 1:
+                    wide.weight.view(torch.int32)[7, 3] ^= 1 << 22
+                wide.weight.mul_(0.999)
+            is_changed.set()
+            loss = wide(features).square().mean()
+            loss.backward()
+            job.step(loss)
+            is_changed.clear()
+        """,
+    )
+
+    assert ended.returncode == 1
+    assert re.search(r"differ after step 13 \(equal after step [89]\)", ended.stderr), ended.stderr
+    assert "in model.weight" in ended.stderr
+
+
 def test_a_state_that_does_not_load_as_it_was_sent_is_found_before_the_next_step(
     tmp_path: Path,
 ) -> None:

@@ -68,13 +68,25 @@ def test_the_order_of_a_dict_does_not_count_but_that_of_a_list_does() -> None:
 def test_a_difference_is_named() -> None:
     one = {"optimizer": {"state": {0: {"step": torch.tensor(1.0)}}, "groups": [{"lr": 0.1}]}}
     other = {"optimizer": {"state": {0: {"step": torch.tensor(2.0)}}, "groups": [{"lr": 0.2}]}}
-    parts, others = TORCH.digest_parts(one), TORCH.digest_parts(other)
+    parts, others = TORCH.begun_digest(one).wait(), TORCH.begun_digest(other).wait()
 
     assert [name for name in parts if parts[name] != others[name]] == [
         "optimizer.state.0.step",
         "optimizer.groups.0.lr",
     ]
     assert parts["optimizer.groups.0.lr"] == "0.1"
+
+
+def test_large_arrays_are_hashed_later_to_the_same_digest() -> None:
+    large = torch.arange(1 << 20, dtype=torch.float32)
+    small = large[:1000].clone()
+
+    begun = TORCH.begun_digest({"large": large, "small": small})
+
+    assert begun.is_early
+    assert not TORCH.begun_digest({"small": small}).is_early
+    of_large = f"float32[{1 << 20}] {hash_bytes(large.numpy().view(np.uint8)):016x}"
+    assert begun.wait() == {"large": of_large, **TORCH.begun_digest({"small": small}).wait()}
 
 
 def learner_with_all_kinds_of_state() -> tuple[TorchLearner, torch.nn.Module]:
@@ -91,14 +103,14 @@ def learner_with_all_kinds_of_state() -> tuple[TorchLearner, torch.nn.Module]:
 
 def test_the_digest_of_a_learner_has_all_of_its_state() -> None:
     learner, model = learner_with_all_kinds_of_state()
-    before = learner.digest_parts()
+    before = learner.begun_digest().wait()
 
     assert {"model.0.weight", "model.1.running_mean", "buffers.mask"} <= set(before)
     assert {"optimizer.state.0.exp_avg", "optimizer.param_groups.0.lr"} <= set(before)
     assert "also.0.last_epoch" in before
     assert isinstance(model.mask, torch.Tensor)
     model.mask[0, 1] = 0
-    after = learner.digest_parts()
+    after = learner.begun_digest().wait()
     assert [name for name in before if before[name] != after[name]] == ["buffers.mask"]
 
 
@@ -112,6 +124,6 @@ def test_a_learner_that_loads_a_state_has_its_digest_also_of_buffers_not_persist
     framework = learner.framework
     learner.load(framework.unpacked(framework.packed(other.state())))
 
-    assert learner.digest_parts() == other.digest_parts()
+    assert learner.begun_digest().wait() == other.begun_digest().wait()
     assert isinstance(model.mask, torch.Tensor)
     assert model.mask[1, 1] == 3

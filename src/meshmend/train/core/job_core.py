@@ -779,7 +779,7 @@ class JobCore:
 
     def _digest(self) -> str:
         """Return a hash of all of the state: arrays and plain values, whatever their order."""
-        return total_of(self._learner.digest_parts())
+        return total_of(self._learner.begun_digest().wait())
 
     def _resume(self, folder: Path) -> None:
         steps = self._settings.steps

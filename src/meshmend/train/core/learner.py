@@ -15,6 +15,7 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.worker_loop import SumSizes
+from meshmend.train.state.digest import BegunDigests
 from meshmend.train.state.state_tree import Framework
 
 Bytes = NDArray[np.uint8]
@@ -88,8 +89,8 @@ class Learner(Protocol):
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint; may use them up."""
 
-    def digest_parts(self) -> dict[str, str]:
-        """Return a hash of each array of `state` by its name, and each plain value in words."""
+    def begun_digest(self) -> BegunDigests:
+        """Begin to hash each array of `state` by its name; plain values are in words."""
 
     def part_name(self, name: str) -> str:
         """Return the name of a part of `state` in words that its user knows."""

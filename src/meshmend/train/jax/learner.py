@@ -16,7 +16,7 @@ from meshmend.train.core.learner import Bytes
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import Share
 from meshmend.train.jax.program import JaxProgram, Tree, places_of
-from meshmend.train.state.digest import hash_bytes
+from meshmend.train.state.digest import BegunDigests, hash_bytes
 from meshmend.train.state.state_tree import ARRAYS, Array, Framework
 
 _STATISTICS: Final = "batch_stats"  # the collection of flax's batch normalisation
@@ -160,9 +160,9 @@ class JaxLearner:
         self.opt_state = _with_arrays(self.opt_state, state["optimizer"])
         self.params = params
 
-    def digest_parts(self) -> dict[str, str]:
-        """Return a hash of each array of the state by its name."""
-        return ARRAYS.digest_parts(self.state())
+    def begun_digest(self) -> BegunDigests:
+        """Begin to hash each array of the state by its name."""
+        return ARRAYS.begun_digest(self.state())
 
     def part_name(self, name: str) -> str:
         """Return the name of a part of the state."""

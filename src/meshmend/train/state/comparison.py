@@ -7,6 +7,10 @@ A turn of the loop begins with a digest of the state, if a comparison is due; th
 of the turn's step, after its sums and before any weight changes. All chips see the same digests, so
 all of them stop at the same step, and each can say who differs from whom, in what, and since when.
 
+Nobody waits for the digest of large arrays: a thread takes it while the step computes. A loop that
+changes weights before it steps may be caught at it. So if such digests differ, the next turn begins
+with one that is waited for, and that one counts.
+
 In a job that checks its chips, one that differs from most others takes their state instead, and the
 step is done again. One that differs twice in a row is wrong.
 """
@@ -24,7 +28,7 @@ from meshmend.train.core.byte_gather import gather_values
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
 from meshmend.train.core.worker_environment import coordinator_client
-from meshmend.train.state.digest import total_of
+from meshmend.train.state.digest import BegunDigests, total_of
 from meshmend.units import counted, some
 
 COMPARE_EVERY: Final = 200  # steps; benchmarks/state_digest.py has the share of a step
@@ -71,7 +75,9 @@ class StateComparison:
         self._learner, self._exchange, self._chip, self._every = learner, exchange, chip, every
         self._more, self._mend = more, mend
         self._strange: tuple[Chip, ...] = ()  # in the comparison before
-        self._parts: Mapping[str, str] | None = None  # of the state that is to be compared
+        self._digests: BegunDigests | None = None  # of the state that is to be compared
+        self._words: Mapping[str, str] = {}  # what belongs to it beside the learner's
+        self._is_open = False  # whether the last digests differed, but were taken during a step
         self._shares: Mapping[str, str] = {}
         self._generation = 0  # the last one in which a comparison was made
         self._begun = 0  # the last one in which a step was begun
@@ -81,16 +87,21 @@ class StateComparison:
         """Take the digest of the state after a step, if this state is to be compared."""
         number = self._exchange.generation_number
         is_begun, self._begun = self._begun == number, number
-        is_due |= self._generation != number and (is_begun or has_moved_state)
+        is_open = self._is_open and is_begun  # else others may not know that it is
+        waits = is_due or is_open or self._mend is not None
+        is_due |= is_open or (self._generation != number and (is_begun or has_moved_state))
         if is_due or step == 1 or step % self._every == 0:
-            self.take()
+            self.take(waits=waits)
         else:
-            self._parts = None
+            self._digests = None
 
-    def take(self) -> None:
-        """Take the digest of the state now."""
-        self._parts = {**self._learner.digest_parts(), **self._more()}
-        self._shares = self._learner.share_digests()
+    def take(self, *, waits: bool = True) -> None:
+        """Take the digest of the state; if nobody `waits`, that of large parts of it later."""
+        self._digests, self._is_open = self._learner.begun_digest(), False
+        if waits:
+            found = self._digests.wait()
+            self._digests = BegunDigests(lambda: found, is_early=False)
+        self._words, self._shares = self._more(), self._learner.share_digests()
 
     def complete(self, step: int, chips: Sequence[Chip], *, told: Any = None) -> Compared | None:
         """Compare the digests of all chips, if `begin` has taken one; it does so on all or none.
@@ -101,16 +112,20 @@ class StateComparison:
             TransportError: the mesh has changed.
             ReplicasDifferError: two chips have different states after this step.
         """
-        if self._parts is None:
+        if self._digests is None:
             return None
-        parts, self._parts = self._parts, None
-        strange = list(self._strange)
-        mine = [total_of(parts), self._last_equal, dict(self._shares), told, strange]
+        digests, self._digests = self._digests, None
+        parts = {**digests.wait(), **self._words}
+        total, strange, is_early = total_of(parts), list(self._strange), digests.is_early
+        mine = [total, self._last_equal, dict(self._shares), told, strange, is_early]
         found = gather_values(self._exchange, mine)
         totals = [str(each[0]) for each in found]
         shares = _different_shares([each[2] for each in found], chips)
+        if len(set(totals)) > 1 and not shares and any(each[5] for each in found):
+            self._is_open = True
+            return Compared([each[3] for each in found])
         if len(set(totals)) > 1 or shares:
-            all_parts = gather_values(self._exchange, dict(parts))
+            all_parts = gather_values(self._exchange, parts)
             since = max((each[1] for each in found if each[1] is not None), default=None)
             words = [*shares, *self._different_parts(all_parts)]
             before = {tuple(chip) for each in found for chip in each[4]}

@@ -7,6 +7,8 @@ times. The digest does not depend on the order of dicts. Knows no framework: see
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +26,7 @@ _LEFT, _RIGHT = np.uint64(31), np.uint64(33)
 _LANES: Final = 4
 _WORD_BYTES: Final = 8
 _LONGEST_WORDS: Final = 60
+_LARGE_BYTES: Final = 1 << 20  # takes a core 0.1 ms to hash, about as long as a thread to start
 
 
 @inlined
@@ -80,21 +83,37 @@ def load_hash() -> None:
     hash_bytes(np.zeros(_WORD_BYTES, dtype=np.uint8))
 
 
-def digests_of(state: Any, raw: Callable[[Any, str], Any]) -> dict[str, str]:
-    """Return, by name, a hash of each tensor of a nested state, and each plain value.
+@dataclass(frozen=True)
+class BegunDigests:
+    """A hash of each part of a state by its name, once `wait` has returned them.
+
+    `is_early`: large arrays were still to be hashed when `begun_digests` returned. Who changes them
+    before `wait` has returned may get the hash of neither the state before nor that after.
+    """
+
+    wait: Callable[[], dict[str, str]]
+    is_early: bool
+
+
+def begun_digests(state: Any, raw: Callable[[Any, str], Any]) -> BegunDigests:
+    """Begin to hash each tensor of a nested state, and each plain value; large tensors in a thread.
 
     `raw(leaf, where)` returns a tensor as `RawArray`, and None for what is none.
     What is neither an array nor plain is only named by its type: no state can hold it.
     """
-    found = {}
+    small, large = dict[str, str](), dict[str, Any]()
     for name, leaf in leaves_of(state):
         array = raw(leaf, name)
-        found[name] = (
-            _words(leaf)
-            if array is None
-            else f"{array.dtype}{list(array.shape)} {hash_bytes(array.data):016x}"
-        )
-    return found
+        if array is not None and array.n_bytes >= _LARGE_BYTES:
+            large[name] = array
+        else:
+            small[name] = _words(leaf) if array is None else _array_words(array)
+    if not large:
+        return BegunDigests(lambda: small, is_early=False)
+    thread = ThreadPoolExecutor(1, "meshmend-digest")
+    found = thread.submit(lambda: {name: _array_words(each) for name, each in large.items()})
+    thread.shutdown(wait=False)  # it ends when that is done
+    return BegunDigests(lambda: {**small, **found.result()}, is_early=True)
 
 
 def total_of(parts: Parts) -> str:
@@ -112,6 +131,11 @@ def leaves_of(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves_of(value, f"{name}.{key}" if name else str(key))
     else:
         yield name, state
+
+
+def _array_words(array: Any) -> str:
+    """Return type, shape and hash of an array."""
+    return f"{array.dtype}{list(array.shape)} {hash_bytes(array.data):016x}"
 
 
 def _words(leaf: Any) -> str:

@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import CheckpointDamageError, InputError
-from meshmend.train.state.digest import digests_of, total_of
+from meshmend.train.state.digest import BegunDigests, begun_digests, total_of
 
 Bytes = NDArray[np.uint8]
 
@@ -571,11 +571,11 @@ class Framework:
 
     def digest(self, state: Any) -> str:
         """Return a hash of all of a state: the bits of its tensors, and its plain values."""
-        return total_of(self.digest_parts(state))
+        return total_of(self.begun_digest(state).wait())
 
-    def digest_parts(self, state: Any) -> dict[str, str]:
-        """Return a hash of each tensor of a state by its name, and each plain value."""
-        return digests_of(state, self.raw)
+    def begun_digest(self, state: Any) -> BegunDigests:
+        """Begin to hash each tensor of a state by its name; plain values are in words."""
+        return begun_digests(state, self.raw)
 
 
 # For tools that need no framework: tensors are `RawArray`s.

@@ -12,6 +12,7 @@ from meshmend.errors import InputError
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import Share
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
+from meshmend.train.state.digest import BegunDigests
 from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.backward_watch import BackwardWatch
@@ -298,12 +299,12 @@ class TorchLearner:
         """Return the bytes of the state that the optimizers keep on this chip."""
         return self._optimizers.n_state_bytes()
 
-    def digest_parts(self) -> dict[str, str]:
-        """Return a hash of each tensor of the state by its name, and each plain value."""
+    def begun_digest(self) -> BegunDigests:
+        """Begin to hash each tensor of the state by its name; plain values are in words."""
         also = [part.state_dict() if is_compared(part) else {} for part in self._also]
         state = self.state() | {"also": also}
         del state["frozen"]  # a loop may change it in a turn that not all chips have begun
-        return TORCH.digest_parts(state)
+        return TORCH.begun_digest(state)
 
     def part_name(self, name: str) -> str:
         """Return the name of a part of the state, with that of the parameter it belongs to."""
