@@ -13,6 +13,7 @@ from torch.nn.utils import prune  # noqa: E402
 from commanding import meshmend_run  # noqa: E402
 from meshmend.errors import InputError  # noqa: E402
 from meshmend.train import Job  # noqa: E402
+from meshmend.train.data.samples import Share  # noqa: E402
 from meshmend.train.torch.learner import TorchLearner  # noqa: E402
 from meshmend.train.torch.loop_state import LoopState, LoopWeights  # noqa: E402
 
@@ -236,3 +237,28 @@ def test_a_chip_that_takes_a_state_freezes_and_thaws_what_the_loop_of_the_other_
     other.load(learner.state())
 
     assert [layer.weight.requires_grad for layer in model] == [False, False, True]
+
+
+def test_a_chip_that_joins_knows_from_the_others_which_weights_the_loop_changes() -> None:
+    """It would copy all weights in its first turn otherwise, as a job does in its own."""
+
+    def chip() -> TorchLearner:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        return TorchLearner(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def turn(learner: TorchLearner) -> None:
+        learner.begin(Share(0, 4, 4), lambda number: None)
+        with torch.no_grad():
+            learner._model.get_parameter("1.bias").mul_(0.5)
+        loss = learner._model(torch.ones(4, 2)).sum()
+        loss.backward()
+        learner.gather(loss, None, is_last=False)
+
+    learner, other = chip(), chip()
+    assert len(learner.state()["moving"]) == 4
+    turn(learner)
+
+    other.load(learner.state())
+
+    assert other.state()["moving"] == ["1.bias"]
+    assert "moving" not in learner.saved_state()

@@ -268,6 +268,7 @@ class TorchLearner:
             "frozen": [
                 name for name, each in self._model.named_parameters() if not each.requires_grad
             ],
+            "moving": self._loop_weights.moving,
             "optimizer": self._optimizers.state_dict(),
             "also": [part.state_dict() for part in self._also],
         }
@@ -275,7 +276,9 @@ class TorchLearner:
     def saved_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: of a sharded optimizer, this chip's share."""
         saved = {} if self.sharded is None else {"optimizer": self.sharded.saved_state()}
-        return self.state() | saved
+        state = self.state() | saved
+        del state["moving"]  # a job that resumes may have another loop
+        return state
 
     def free(self) -> None:
         """Do nothing: what comes is written over the tensors."""
@@ -286,6 +289,7 @@ class TorchLearner:
         load_other_buffers(self._model, state.get("buffers", {}))
         if "frozen" in state:  # by the loop: a chip that joins has not seen that
             self._gradients.freeze(set(state["frozen"]))
+        self._loop_weights.know(state.get("moving", self._loop_weights.moving))
         self._gradients.remember()
         if state.get("progress", {}).get("step") != 0:  # else the job begins with it
             self._gradients.skip_check()
@@ -303,7 +307,8 @@ class TorchLearner:
         """Begin to hash each tensor of the state by its name; plain values are in words."""
         also = [part.state_dict() if is_compared(part) else {} for part in self._also]
         state = self.state() | {"also": also}
-        del state["frozen"]  # a loop may change it in a turn that not all chips have begun
+        # A loop may change these in a turn that not all chips have begun.
+        del state["frozen"], state["moving"]
         return TORCH.begun_digest(state)
 
     def part_name(self, name: str) -> str:

@@ -105,7 +105,8 @@ class LoopState:
 class LoopWeights:
     """Weights that the loop changes before `job.step`, such as those of a teacher in the model.
 
-    In its first turn a chip copies all of them, and from then on those that were seen to change.
+    In the first turn of a job a chip copies all weights, and from then on those that were seen to
+    change. A chip that joins knows them from the others: a copy of all would double what it needs.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -121,6 +122,17 @@ class LoopWeights:
         self._before: dict[str, torch.Tensor] = {}
         self._marks: dict[str, tuple[int, int]] = {}
         self._lost = ""  # a weight that changed in this turn, and was not copied before
+
+    @property
+    def moving(self) -> list[str]:
+        """The names of the weights that the loop changes, as far as this chip knows."""
+        return sorted(self._moving)
+
+    def know(self, moving: Sequence[str]) -> None:
+        """Take over what another chip knows; before its first turn it knows nothing."""
+        if len(moving) < len(self._parameters):
+            self._moving = set(moving) if self._is_new else self._moving | set(moving)
+            self._is_new = False
 
     def begin(self) -> None:
         """Begin a turn of the loop."""
