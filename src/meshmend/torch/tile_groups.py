@@ -28,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from msgspec.structs import replace
+from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from meshmend.config import COORDINATOR
@@ -58,6 +59,7 @@ from meshmend.torch.call_arguments import c10d, dist, dtype_name, op_name, optio
 from meshmend.torch.group import MeshmendGroup, Tensors, untraced
 from meshmend.torch.progress_thread import Rest
 from meshmend.torch.transports import TensorTransport, transport_of
+from meshmend.torch.versions import forget_meshes
 from meshmend.transport.tasks import RankProgram, rank_program
 from meshmend.units import counted, some
 
@@ -119,10 +121,28 @@ def tiles(
                 sort_ranks=False,
             )
         )
+    _note_place(names, ranks)
     world.meshes.append(
         DeviceMesh.from_group(groups, device_type, mesh=torch.tensor(ranks), mesh_dim_names=names)
     )
     return world.meshes[-1]
+
+
+_place_in: dict[tuple[object, ...], int] = {}  # this chip's, in each mesh of tiles that it was in
+
+
+def _note_place(names: tuple[str, ...], ranks: NDArray[np.int64]) -> None:
+    """Let `DTensor` forget its meshes if this chip comes into a known one at another place.
+
+    Two generations may have meshes of the same ranks, which are one to PyTorch, though a chip has
+    another rank. `DTensor` would go on with the mesh that it has kept, and that chip would take
+    itself for the chip that it was.
+    """
+    mesh = (names, ranks.shape, ranks.tobytes())
+    if _place_in.setdefault(mesh, dist.get_rank()) != dist.get_rank():
+        forget_meshes()
+        _place_in.clear()
+        _place_in[mesh] = dist.get_rank()
 
 
 def _tiling(world: MeshmendGroup, tile: str, *, may_have_spares: bool) -> Tiling:

@@ -5,6 +5,8 @@ version says. `docs/pytorch.md` has the table of what needs which version.
 """
 
 import sys
+from contextlib import suppress
+from importlib import import_module
 from types import FrameType, WrapperDescriptorType
 from typing import Any, Final
 
@@ -17,6 +19,25 @@ bindings: Final[Any] = torch._C._distributed_c10d
 HAS_PYTHON_BACKENDS: Final = not isinstance(
     vars(bindings.Backend)["__init__"], WrapperDescriptorType
 )
+
+
+def forget_meshes() -> None:
+    """Let `DTensor` work out anew what it has kept for each DeviceMesh that it has seen.
+
+    PyTorch offers this for debugging only, under names that a version may change. Without them what
+    was kept stays.
+    """
+    _call_if_there("torch.distributed.tensor.debug", "_clear_sharding_prop_cache")
+    _call_if_there("torch.distributed.tensor._redistribute", "_gen_transform_infos", "cache_clear")
+
+
+def _call_if_there(module: str, *names: str) -> None:
+    with suppress(ImportError):
+        found: Any = import_module(module)
+        for name in names:
+            found = getattr(found, name, None)
+        if found is not None:
+            found()
 
 
 def asks_for_reconfigure(options: Any) -> bool:
