@@ -28,7 +28,7 @@ pytestmark = needs("torch", "transformers", "sklearn")
         ("--inject kill_0,0_at_" + "9" * 400, "at most 200 characters, but got 412"),
         (
             "--set training.batch_policy=grow",
-            "a batch policy needs to be constant or shrink, but got 'grow'",
+            "a batch policy needs to be one of constant, shrink, but got 'grow'",
         ),
         ("--lr 0", "--lr needs a number above 0, but got 0"),
         ("--lr nan", "--lr needs a number, but got 'nan'"),

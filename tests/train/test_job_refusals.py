@@ -23,7 +23,8 @@ def lbfgs() -> Job:
 
 
 def lazy() -> Job:
-    return job(torch.nn.LazyLinear(4), torch.optim.SGD([torch.zeros(1)]))
+    model = torch.nn.LazyLinear(4)
+    return job(model, torch.optim.SGD(model.parameters()))
 
 
 def half_with_scaler() -> Job:

@@ -18,7 +18,7 @@ from meshmend.errors import InputError
 
 if TYPE_CHECKING:
     from meshmend.lab.testbed.bed import Testbed
-    from meshmend.topology.failures import Chip, format_chip
+    from meshmend.topology.failures import Chip
 
 app = command_group(
     "A real mesh network out of Linux network namespaces: make it, break it, mend it.",
@@ -356,6 +356,7 @@ def _facts(bed: "Testbed") -> dict[str, Any]:
 
 def _print_bed(bed: "Testbed", *, as_json: bool) -> None:
     from meshmend.pages.draw.mesh_picture import mesh_text
+    from meshmend.topology.failures import format_chip
     from meshmend.units import format_bandwidth
 
     facts = _facts(bed)

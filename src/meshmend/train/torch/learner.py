@@ -61,6 +61,7 @@ class TorchLearner:
         self._model = one_module(model)
         self.sharded: ShardedOptimizers | None = None
         named = self._named_optimizers = optimizers_of(optimizer)
+        check_of_model(named.values(), self._model)
         self._guard: Any = None  # against steps of the optimizers outside the job
         self._schedulers: Schedulers | None = None  # None until the first step begins
         self._is_updating = False
@@ -78,7 +79,6 @@ class TorchLearner:
             each: name for name, each in self._model.named_parameters()
         }
         self._gradients = Gradients(self._model, bucket_bytes, n_notes=n_notes)
-        check_of_model(named.values(), self._model)
         self._watch = BackwardWatch(self._gradients)
         self._weight: float | None = None  # of this chip in this step, as the user said
         self._max_norm: float | None = None
