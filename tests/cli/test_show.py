@@ -104,3 +104,11 @@ def test_options_that_do_not_go_together_are_refused(
     assert run_line(line.split()) == 2
     (message,) = capsys.readouterr().err.splitlines()
     assert said in message
+
+
+def test_a_route_around_a_hole_is_printed(capsys: Captured) -> None:
+    line = ["show", "--mesh", "4x4", "--fail", "2x2@1,1", "--route", "1,0-1,3"]
+
+    assert run_line(line) == 0
+
+    assert "route        1,0 0,0 0,1 0,2 0,3 1,3" in capsys.readouterr().out

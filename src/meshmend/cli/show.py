@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meshmend.planning.plan import Plan
     from meshmend.planning.progress import ProgressCallback
     from meshmend.planning.target import Target
-    from meshmend.topology.failures import Chip, format_chip
+    from meshmend.topology.failures import Chip
     from meshmend.topology.mesh import Mesh
     from meshmend.topology.tiles import Tiling
 
@@ -131,6 +131,7 @@ def show_command(
         assert shown is not None, "there is a mesh or a plan file"
         broken = shown.mesh
     from meshmend.planning.plan import tiling_summary
+    from meshmend.topology.failures import format_chip
 
     facts, tiling = _facts(broken), None if shown is None else shown.tiling
     if tile is not None and tiling is None:
