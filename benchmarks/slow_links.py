@@ -32,7 +32,7 @@ from meshmend.schedule.priority import remaining_hops
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
 from meshmend.simulator.slices import best_slices
-from meshmend.topology.fabric import parse_fabric
+from meshmend.topology.fabric import fabric as fabric_named
 from meshmend.topology.failures import Link, SlowLink
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -89,7 +89,7 @@ def given_fabric(name: str) -> None:
 
 def _without_delays(mesh: Mesh, n_bytes: int, fabric: str) -> float:
     """Return what a plan takes without its delays, in the best number of slices, over its time."""
-    made = plan(mesh, payload=n_bytes, fabric=parse_fabric(fabric))
+    made = plan(mesh, payload=n_bytes, fabric=fabric_named(fabric))
     program = program_of(made.schedule, made.hazards, made.placement.routes)
     predicted, figures = made.predicted(), made.target.fabric
     same = simulate(program, figures, payload_bytes=n_bytes, slices=predicted.slices)
@@ -107,7 +107,7 @@ def _time_s(mesh: Mesh, n_bytes: int, algorithm: str, fabric: str) -> float:
     remaining = remaining_hops(schedule, proved.hazards, proved.placement.routes)
     return simulate(
         program,
-        parse_fabric(fabric),
+        fabric_named(fabric),
         payload_bytes=n_bytes,
         slices=task.layout.n_slices,
         delay_slices=pipeline.delays(schedule, remaining) if pipeline else None,

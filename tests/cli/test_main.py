@@ -183,8 +183,8 @@ def test_verify_tells_a_wrong_plan_from_one_that_cannot_be_used(
         ("plan --mesh 4x4 --slices 2", "--slices needs --lower jax: a plan itself has no slices"),
         ("plan --mesh 4x4 --lower jax --slices 0", "--slices needs 1 or more, but got 0"),
         ("plan --mesh 4x4 --lower jax --slices 100000000", "needs at most 65536 slices, but got"),
-        ("simulate --mesh 4x4 --hop-latency 5", "but got '5'; write 5us if you mean that"),
-        ("simulate --mesh 4x4 --link-bandwidth 70Gb/s", "70Gb/s in bits is 8.75GB/s; write that"),
+        ("simulate --mesh 4x4 --fabric 1GB/s,5,0s", "but got '5'; write 5us if you mean that"),
+        ("simulate --mesh 4x4 --fabric 70Gb/s,0s,0s", "70Gb/s in bits is 8.75GB/s; write that"),
         ("plan --mesh 4x4 -o .", "cannot write .: Is a directory"),
         ("plan --mesh 4x4 -o /dev/null/p.json", "cannot write /dev/null/p.json"),
         ("reproduce -o /dev/null/p.html", "cannot write /dev/null/p.html"),  # at once
@@ -364,17 +364,17 @@ def test_a_reader_that_goes_away_is_no_traceback(unbuffered: str) -> None:
     ("line", "words"),
     [
         ("plan --mesh 4x4 --fail 2x2@0", "the block 2x2 has 2 and its start 0 has 1"),
-        ("simulate --mesh 4x4 --link-bandwidth 70", "but got '70'; write 70GB/s if you mean"),
+        ("simulate --mesh 4x4 --fabric 70,0s,0s", "but got '70'; write 70GB/s if you mean"),
         ("show --mesh 4x4 -o x.png", "-o writes SVG, so it needs a name such as x.svg"),
         ("simulate --mesh 4x4 -o x.pdf", "-o writes SVG, so it needs a name such as x.svg"),
         ("reproduce --quick -o x.svg", "-o writes HTML, so it needs a name such as x.html"),
         ("show --mesh 4x4 -o /no-such-folder/x.svg", "there is no folder /no-such-folder"),
         ("simulate --mesh 4X4", "but got '4X4'; write a small x"),
         ("plan --mesh 4x4 --fail 2x2x1@0,0,0", "needs 2 axes, but 2x2x1@0,0,0 has 3"),
-        ("simulate --mesh 4x4 --link-bandwidth 70", "a bandwidth needs a unit such as MB/s, GB/s"),
-        ("simulate --mesh 4x4 --hop-latency 1e20s", "--hop-latency needs a time up to 1e+06 s"),
-        ("simulate --mesh 4x4 --message-overhead 1e7s", "--message-overhead needs a time up to"),
-        ("simulate --mesh 4x4 --link-bandwidth 1e-9B/s", "--link-bandwidth needs 1 byte/s or more"),
+        ("simulate --mesh 4x4 --fabric 70,0s,0s", "a bandwidth needs a unit such as MB/s, GB/s"),
+        ("simulate --mesh 4x4 --fabric 1GB/s,1e7s,0s", "--fabric needs times up to 1e+06 s"),
+        ("simulate --mesh 4x4 --fabric 1GB/s,0s,1e7s", "needs times up to 1e+06 s, but got"),
+        ("simulate --mesh 4x4 --fabric 1e-9B/s,0s,0s", "--fabric needs links of 1 byte/s or more"),
     ],
 )
 def test_what_a_command_cannot_do_is_said_in_one_line(
@@ -390,8 +390,7 @@ def test_what_a_command_cannot_do_is_said_in_one_line(
 
 
 def test_a_latency_of_days_is_simulated_like_any_other(capsys: Captured) -> None:
-    facts = printed_json(
-        capsys, "simulate", "--mesh", "4x4", "--hop-latency", "1000000s", "--algorithm", "trees"
-    )
+    slow = ["--fabric", "70GB/s,1000000s,50ns"]
+    facts = printed_json(capsys, "simulate", "--mesh", "4x4", *slow, "--algorithm", "trees")
 
     assert facts["results"][0]["time_s"] > 1e6

@@ -158,12 +158,12 @@ def test_a_sweep_says_where_the_fastest_algorithm_changes(
     assert "on ring-1d beats row-pair" in capsys.readouterr().out
 
 
-def test_figures_of_the_fabric_can_be_overridden(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fabric_may_be_figures_of_your_own(capsys: pytest.CaptureFixture[str]) -> None:
     one = ["simulate", *HOLE, "--payload", "1GB", "--algorithm", "ring-1d", "--slices", "1"]
-    slow = printed_json(capsys, *one, "--link-bandwidth", "1GB/s")
-    fast = printed_json(capsys, *one, "--link-bandwidth", "10GB/s")
+    slow = printed_json(capsys, *one, "--fabric", "1GB/s,0.5us,50ns")
+    fast = printed_json(capsys, *one, "--fabric", "10GB/s,0.5us,50ns")
 
-    assert slow["fabric"]["name"] == "reference*"
+    assert slow["fabric"]["name"] == "1GB/s,0.5us,50ns"
     assert slow["results"][0]["time_s"] == pytest.approx(
         10 * fast["results"][0]["time_s"], rel=0.01
     )

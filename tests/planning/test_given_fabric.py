@@ -24,7 +24,8 @@ from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
-from meshmend.topology.fabric import FABRICS, parse_fabric
+from meshmend.topology.fabric import FABRICS
+from meshmend.topology.fabric import fabric as fabric_named
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
 
@@ -41,7 +42,7 @@ def on(mesh: Mesh, n_bytes: int, algorithm: str) -> tuple[Schedule, int]:
 
 def test_ranks_run_what_plan_returns_for_the_fabric() -> None:
     n_bytes = payload_class(SUM, 1 << 20)
-    made = plan(SLOW, payload=n_bytes, fabric=parse_fabric(FIGURES))
+    made = plan(SLOW, payload=n_bytes, fabric=fabric_named(FIGURES))
 
     schedule, slices = on(SLOW, n_bytes, auto_on(FIGURES))
 
@@ -109,15 +110,15 @@ def test_a_fabric_wins_over_one_host_and_is_refused_where_it_means_nothing() -> 
 
 
 def test_figures_of_your_own_are_a_fabric() -> None:
-    fabric = parse_fabric(FIGURES)
+    fabric = fabric_named(FIGURES)
 
     assert fabric.link_bandwidth_bytes_per_s == 6.15e6
     assert (fabric.hop_latency_s, fabric.message_overhead_s) == (44e-6, 12e-6)
 
 
 def test_auto_that_knows_the_processors_of_a_host_sends_fewer_messages() -> None:
-    mesh, links = parse_mesh("4x4", fail=["2x2@0,2"]), parse_fabric("6.13MB/s,15us,11us")
-    shared = parse_fabric("6.13MB/s,15us,11us,2,3us,865MB/s,247us")
+    mesh, links = parse_mesh("4x4", fail=["2x2@0,2"]), fabric_named("6.13MB/s,15us,11us")
+    shared = fabric_named("6.13MB/s,15us,11us,2,3us,865MB/s,247us")
     unaware, aware = (plan(mesh, payload=1 << 16, fabric=each) for each in (links, shared))
 
     def on_processors(made: Plan) -> float:

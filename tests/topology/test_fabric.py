@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from meshmend.errors import InputError
-from meshmend.topology.fabric import FABRICS, Fabric, fabric, parse_fabric
+from meshmend.topology.fabric import FABRICS, Fabric, fabric
 
 
 def test_every_machine_of_the_list_has_a_preset_with_a_source() -> None:
@@ -81,11 +81,11 @@ def test_impossible_figures_are_refused(figures: dict[str, Any], message: str) -
     ],
 )
 def test_figures_are_written_as_they_are_read(figures: str) -> None:
-    assert parse_fabric(figures).figures == figures
+    assert fabric(figures).figures == figures
 
 
 def test_a_fabric_without_processors_names_none() -> None:
-    shared = parse_fabric("6.15MB/s,20us,12us,2,3us,865MB/s,250us")
+    shared = fabric("6.15MB/s,20us,12us,2,3us,865MB/s,250us")
 
     assert "processors" not in fabric("reference").summary()
     assert shared.summary()["processors"] == {
@@ -107,7 +107,7 @@ def test_a_fabric_without_processors_names_none() -> None:
 )
 def test_impossible_processors_are_refused(figures: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        parse_fabric(figures)
+        fabric(figures)
 
 
 def test_an_unknown_fabric_is_refused_with_the_names_there_are() -> None:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from meshmend.topology.mesh import Mesh
 
 
-# Beyond these, times of a whole sum no longer fit a table, and no machine is so slow.
-LONGEST_S: Final = 1e6
+_LONGEST_S: Final = 1e6
 
 
 def check_seconds(seconds: float) -> float:
@@ -36,8 +35,8 @@ def check_seconds(seconds: float) -> float:
 
     A range of typer lets `nan` pass.
     """
-    if not seconds <= LONGEST_S:
-        raise typer.BadParameter(f"{seconds} is not in the range up to {LONGEST_S:g} seconds")
+    if not seconds <= _LONGEST_S:
+        raise typer.BadParameter(f"{seconds} is not in the range up to {_LONGEST_S:g} seconds")
     return seconds
 
 
@@ -213,7 +212,8 @@ FabricOption = Annotated[
     typer.Option(
         "--fabric",
         metavar="NAME",
-        help="The machine: 'meshmend fabrics' lists them.",
+        help="The machine: 'meshmend fabrics' lists them. Or a link's bandwidth, a hop's latency "
+        "and a message's overhead: 6.15MB/s,44us,12us.",
         autocompletion=_fabric_names,
     ),
 ]

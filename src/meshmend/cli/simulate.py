@@ -19,7 +19,6 @@ from meshmend.cli.console import (
     write_text,
 )
 from meshmend.cli.options import (
-    LONGEST_S,
     CollectiveOption,
     FabricOption,
     FailOption,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 
 _PAYLOADS_ABREAST = 7
-_LEAST_BYTES_PER_S = 1.0
 
 
 def simulate_command(
@@ -76,19 +74,6 @@ def simulate_command(
     ] = None,
     collective: CollectiveOption = "allreduce",
     fabric: FabricOption = "reference",
-    link_bandwidth: Annotated[
-        str | None,
-        typer.Option(
-            "--link-bandwidth", metavar="70GB/s", help="One way, instead of the fabric's."
-        ),
-    ] = None,
-    hop_latency: Annotated[
-        str | None, typer.Option("--hop-latency", metavar="0.5us", help="Instead of the fabric's.")
-    ] = None,
-    message_overhead: Annotated[
-        str | None,
-        typer.Option("--message-overhead", metavar="50ns", help="Instead of the fabric's."),
-    ] = None,
     chip_bandwidth: Annotated[
         str | None,
         typer.Option(
@@ -144,17 +129,14 @@ def simulate_command(
     """
     from meshmend.planning.target import collective_named
     from meshmend.schedule.algorithm_names import BASELINE_NAMES
+    from meshmend.topology.fabric import fabric as fabric_named
     from meshmend.topology.text import parse_tile
-    from meshmend.units import parse_payloads
+    from meshmend.units import parse_bandwidth, parse_payloads
 
     broken = mesh_of(mesh, wrap, fail, slow)
-    machine = _fabric(
-        fabric,
-        link_bandwidth=link_bandwidth,
-        hop_latency=hop_latency,
-        message_overhead=message_overhead,
-        chip_bandwidth=chip_bandwidth,
-    )
+    machine = fabric_named(fabric)
+    if chip_bandwidth is not None:
+        machine = machine.with_(chip_bandwidth_bytes_per_s=parse_bandwidth(chip_bandwidth))
     kind = collective_named(collective)
     machine = with_update_rate(machine, update_rate, kind)
     if slices is not None and slices < 1:
@@ -230,47 +212,6 @@ def simulate_command(
         write_text(output, sweep_svg(results) if len(results) > 1 else _heat_map(results[0]))
     for path in (each for each in (save_trace, output) if each is not None and not as_json):
         print(f"written      {path}")
-
-
-def _fabric(
-    name: str,
-    *,
-    link_bandwidth: str | None,
-    hop_latency: str | None,
-    message_overhead: str | None,
-    chip_bandwidth: str | None,
-) -> "Fabric":
-    """Return the fabric that the options describe.
-
-    Raises:
-        InputError: a figure cannot be read, or no machine is so slow.
-    """
-    from meshmend.topology.fabric import fabric
-    from meshmend.units import parse_bandwidth, parse_time
-
-    def time_s(text: str | None, option: str) -> float | None:
-        found = None if text is None else parse_time(text)
-        if found is not None and found > LONGEST_S:
-            raise InputError(
-                f"{option} needs a time up to {LONGEST_S:g} s, but got {text!r}; write 0.5us"
-            )
-        return found
-
-    def bandwidth(text: str | None, option: str) -> float | None:
-        found = None if text is None else parse_bandwidth(text)
-        if found is not None and found < _LEAST_BYTES_PER_S:
-            raise InputError(
-                f"{option} needs {_LEAST_BYTES_PER_S:g} byte/s or more, but got {text!r}; "
-                "write 70GB/s"
-            )
-        return found
-
-    return fabric(name).with_(
-        link_bandwidth_bytes_per_s=bandwidth(link_bandwidth, "--link-bandwidth"),
-        hop_latency_s=time_s(hop_latency, "--hop-latency"),
-        message_overhead_s=time_s(message_overhead, "--message-overhead"),
-        chip_bandwidth_bytes_per_s=bandwidth(chip_bandwidth, "--chip-bandwidth"),
-    )
 
 
 def _simulate_buckets(

@@ -46,7 +46,8 @@ from meshmend.schedule.spanning import (
     tree_sum,
 )
 from meshmend.schedule.table import Collective, Schedule, in_rank_order, renamed
-from meshmend.topology.fabric import Fabric, parse_fabric
+from meshmend.topology.fabric import Fabric
+from meshmend.topology.fabric import fabric as fabric_named
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
 from meshmend.topology.tiles import box_tiling
@@ -163,7 +164,7 @@ def fabric_in(algorithm: str) -> Fabric | None:
 
 def _split(algorithm: str) -> tuple[str, Fabric | None]:
     name, _, fabric = algorithm.partition(_ON)
-    return name, parse_fabric(fabric) if fabric else None
+    return name, fabric_named(fabric) if fabric else None
 
 
 def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) -> _Made:

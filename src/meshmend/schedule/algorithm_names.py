@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from meshmend.errors import InputError
-from meshmend.topology.fabric import parse_fabric
+from meshmend.topology.fabric import fabric as fabric_named
 
 SUM_NAMES = (
     *("trees", "ring-1d", "two-d", "row-pair", "ft-two-d", "rings-nd"),
@@ -25,7 +25,7 @@ def check_fabric(fabric: str, algorithm: str) -> None:
     """Raise InputError unless a job may be given this fabric, if any: `auto` alone plans for it."""
     if not fabric:
         return
-    parse_fabric(fabric)
+    fabric_named(fabric)
     if algorithm != "auto":
         raise InputError(
             f"a fabric is what 'auto' plans for, but got {algorithm!r}; leave out --fabric or "

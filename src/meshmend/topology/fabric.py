@@ -14,6 +14,8 @@ from typing import Any
 from meshmend.errors import InputError
 from meshmend.units import format_bandwidth, format_time, parse_bandwidth, parse_time
 
+# Beyond these, times of a whole sum no longer fit a table, and no machine is so slow.
+_SLOWEST_BYTES_PER_S, _LONGEST_S = 1.0, 1e6
 _LARGEST = 1e18  # of seconds and of bytes a second: beyond it times are no longer whole ticks
 
 
@@ -126,7 +128,7 @@ class Fabric:
 
     @property
     def figures(self) -> str:
-        """The figures of links and processors as `parse_fabric` reads them, three digits each."""
+        """The figures of links and processors as `fabric` reads them, three digits each."""
         words = [
             figures_text(
                 self.link_bandwidth_bytes_per_s, self.hop_latency_s, self.message_overhead_s
@@ -238,26 +240,15 @@ _PRESETS = (
 FABRICS: Mapping[str, Fabric] = MappingProxyType({preset.name: preset for preset in _PRESETS})
 
 
-def fabric(name: str) -> Fabric:
-    """Return the preset of this name.
-
-    Raises:
-        InputError: there is no such preset; the message lists all.
-    """
-    if name not in FABRICS:
-        raise InputError(f"--fabric needs one of {', '.join(FABRICS)}, but got {name!r}")
-    return FABRICS[name]
-
-
 def figures_text(
     link_bandwidth_bytes_per_s: float, hop_latency_s: float, message_overhead_s: float
 ) -> str:
-    """Return the figures of links as `parse_fabric` reads them, with three digits each."""
+    """Return the figures of links as `fabric` reads them, with three digits each."""
     times = format_time(hop_latency_s), format_time(message_overhead_s)
     return ",".join((format_bandwidth(link_bandwidth_bytes_per_s), *times)).replace(" ", "")
 
 
-def parse_fabric(text: str) -> Fabric:
+def fabric(text: str) -> Fabric:
     """Return the preset of a name, or a fabric of your own figures: `6.15MB/s,44us,12us`.
 
     Those are the bandwidth of a link, the latency of a hop and the overhead of a message. Of chips
@@ -265,10 +256,15 @@ def parse_fabric(text: str) -> Fabric:
     its bytes take of them, and what a chip's start does: `2,3us,865MB/s,250us`.
 
     Raises:
-        InputError: there is no such preset, or the figures cannot be read.
+        InputError: there is no such preset, the figures cannot be read, or no machine is so slow.
     """
     if "," not in text:
-        return fabric(text)
+        if text not in FABRICS:
+            raise InputError(
+                f"--fabric needs one of {', '.join(FABRICS)}, or figures such as "
+                f"6.15MB/s,44us,12us, but got {text!r}"
+            )
+        return FABRICS[text]
     figures = text.split(",")
     if len(figures) not in (3, 7):
         raise InputError(
@@ -277,13 +273,19 @@ def parse_fabric(text: str) -> Fabric:
             f"message and its bytes take of them, and a start: 2,3us,1GB/s,250us, but got {text!r}"
         )
     bandwidth, latency, overhead, *of_processors = figures
-    return Fabric(
+    found = Fabric(
         name=text,
         link_bandwidth_bytes_per_s=parse_bandwidth(bandwidth),
         hop_latency_s=parse_time(latency),
         message_overhead_s=parse_time(overhead),
         processors=_parse_processors(*of_processors) if of_processors else None,
     )
+    if found.link_bandwidth_bytes_per_s < _SLOWEST_BYTES_PER_S:
+        raise InputError(f"--fabric needs links of 1 byte/s or more, but got {bandwidth!r}")
+    for time_s, written in ((found.hop_latency_s, latency), (found.message_overhead_s, overhead)):
+        if time_s > _LONGEST_S:
+            raise InputError(f"--fabric needs times up to {_LONGEST_S:g} s, but got {written!r}")
+    return found
 
 
 def _parse_processors(number: str, message: str, bandwidth: str, start: str) -> Processors:

@@ -148,12 +148,13 @@ def page_start(
     question: ExplorerQuestion, *, is_live: bool = False, may_inject: bool = False
 ) -> dict[str, Any]:
     """Return the start of a page as a JSON value; a live page follows a job."""
+    own = question.target.fabric  # perhaps of the user's figures, which no preset has
     return {
         "version": __version__,
         "question": document_of(question),
         "algorithms": {str(each): list(names) for each, names in CHOICES.items()},
         "tiles": sorted({*_TILES, question.tile} - {""}),
-        "fabrics": {name: str(preset) for name, preset in FABRICS.items()},
+        "fabrics": {each.name: str(each) for each in (*FABRICS.values(), own)},
         "regions": {name: list(shape) for name, shape in REGION_SHAPES.items()},
         "machines": list(_MACHINES),
         "most_chips": MOST_CHIPS,
