@@ -1,20 +1,20 @@
 """The pool of a benchmark: one worker process per live chip, started once, timed many times.
 
 Workers are forked from a process that has everything imported and compiled. The pool tells all of
-them the time at which a repetition starts. Pool and workers send each other lines of JSON over
-socket pairs, so that the measured network is idle at that time. A repetition lasts from the first
+them the time at which a repetition starts. Pool and workers send each other messages over pipes,
+so that the measured network is idle at that time. A repetition lasts from the first
 worker's start to the last worker's end, on the clock that all processes of a machine share.
 """
 
 import gc
-import json
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class WorkerPool:
         self._network = network
         self._contenders = contenders
         self._folder = scratch_folder()
-        self._channels: list[PoolChannel] = []
+        self._channels: list[Connection] = []
         self._pids: list[int] = []
 
     def __enter__(self) -> "WorkerPool":
@@ -100,15 +100,14 @@ class WorkerPool:
 
     def _start(self, rank: int, secret: bytes) -> None:
         session = PoolSession(Path(self._folder.name), secret, os.getpid())
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         pid = os.fork()
         if pid == 0:
             ours.close()
-            work(PoolChannel(theirs), self._network, rank, self._contenders, session)
+            work(theirs, self._network, rank, self._contenders, session)
         theirs.close()
         self._pids.append(pid)
-        ours.settimeout(ANSWER_S)
-        self._channels.append(PoolChannel(ours))
+        self._channels.append(ours)
 
     def _send_all(self, message: dict[str, Any]) -> None:
         for channel in self._channels:
@@ -123,11 +122,11 @@ class WorkerPool:
         who = f"the worker of chip {self._network.mesh.live[rank]}"
         doing = f" in {contender.name}" if contender is not None else ""
         try:
-            answer = self._channels[rank].receive()
-        except TimeoutError:
-            raise BenchmarkError(f"{who} did not answer for {ANSWER_S:g} s{doing}") from None
-        if answer is None:
-            raise BenchmarkError(f"{who} died{doing}")
+            if not self._channels[rank].poll(ANSWER_S):
+                raise BenchmarkError(f"{who} did not answer for {ANSWER_S:g} s{doing}")
+            answer = self._channels[rank].recv()
+        except (EOFError, OSError):
+            raise BenchmarkError(f"{who} died{doing}") from None
         if "error" in answer:
             raise BenchmarkError(f"{who} failed{doing}: {answer['error']}")
         return answer if key is None else answer[key]
@@ -142,34 +141,8 @@ class PoolSession:
     parent: int
 
 
-class PoolChannel:
-    """One end of the connection between the pool and a worker; a message is one line of JSON."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._stream = connection.makefile("r", encoding="utf-8")
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send one message."""
-        self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> dict[str, Any] | None:
-        """Return the next message, or None if the other end has closed.
-
-        Raises:
-            TimeoutError: nothing came in the time set on the connection.
-        """
-        text = self._stream.readline()
-        return json.loads(text) if text else None
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._stream.close()
-        self.connection.close()
-
-
 def work(
-    channel: PoolChannel,
+    channel: Connection,
     network: Network,
     rank: int,
     contenders: Sequence[Contender],
@@ -185,13 +158,13 @@ def work(
         bind = network.address(chips[rank])
         with SocketTransport(rank, labels, session.secret, bind=bind) as transport:
             channel.send({"address": transport.address})
-            if (answer := channel.receive()) is None:
-                os._exit(0)
-            addresses = tuple((host, port) for host, port in answer["addresses"])
+            addresses = tuple(channel.recv()["addresses"])
             participant = Participant(
                 rank, len(chips), transport, addresses, network.interface, session.folder
             )
             _serve(channel, participant, contenders)
+    except EOFError:  # the pool has closed it
+        pass
     except BaseException as error:
         channel.send({"error": f"{type(error).__name__}: {error}"})
     finally:
@@ -204,23 +177,21 @@ def _tie_to_parent(parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _serve(channel: PoolChannel, participant: Participant, contenders: Sequence[Contender]) -> None:
+def _serve(channel: Connection, participant: Participant, contenders: Sequence[Contender]) -> None:
     """Run contenders as the pool asks: prepare one, then start it when the pool says."""
     ready: dict[int, Run] = {}
     rank, n_ranks = participant.rank, participant.n_ranks
     kinds = dict.fromkeys((each.checked, each.n_elements) for each in contenders)
     payloads = {kind: expected(kind[0], rank, n_ranks, kind[1]) for kind in kinds}
-    while (order := channel.receive()) is not None:
-        number = order["contender"]
+    while True:
+        number = channel.recv()["contender"]
         contender = contenders[number]
         payload = payloads[contender.checked, contender.n_elements]
         if number not in ready:
             ready[number] = contender.ready(participant)
         buffer = payload.given.copy()
         channel.send({"ready": number})
-        if (start := channel.receive()) is None:
-            return
-        time.sleep(max(0.0, start["at"] - time.monotonic()))
+        time.sleep(max(0.0, channel.recv()["at"] - time.monotonic()))
         worked, began = time.process_time(), time.monotonic()
         result = ready[number](buffer)
         ended, busy_s = time.monotonic(), time.process_time() - worked

@@ -23,6 +23,7 @@ from typing import Any
 
 from meshmend.config import TESTBED_DIR
 from meshmend.errors import TestbedError
+from meshmend.files import DRAFT, write_whole
 from meshmend.topology.failures import Chip, format_chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import mesh_words, parse_mesh
@@ -158,10 +159,7 @@ def _locked_folder() -> int:
 
 def save(record: Record) -> None:
     """Write a record atomically; call this under the lock."""
-    path = record_path(record.name)
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    draft.replace(path)
+    write_whole(record_path(record.name), json.dumps(asdict(record)), is_durable=False)
 
 
 def load(name: str) -> Record:
@@ -193,7 +191,7 @@ def sweep() -> tuple[str, ...]:
         if record is None or not record.is_alive:
             path.unlink(missing_ok=True)
             swept.append(path.stem)
-    for draft in run_dir().glob("*.draft"):
+    for draft in run_dir().glob(f"*{DRAFT}"):
         draft.unlink(missing_ok=True)
     return tuple(swept)
 

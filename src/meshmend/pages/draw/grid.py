@@ -337,7 +337,7 @@ def _flowing(
         stretch = stretches.get((number, at))
         if stretch is not None:
             run.append(stretch)
-            arrows.append(_arrow(stretch.start, stretch.stop, 0.5, 0.09 * grid.pitch))
+            arrows.append(_arrow(stretch.start, stretch.stop, 0.09 * grid.pitch))
             continue
         lines += _joined(grid, run)
         run = []
@@ -424,10 +424,10 @@ def _hop_by_hop(
     return LanePath(tuple(lines), tuple(arrows))
 
 
-def _arrow(start: Point, stop: Point, share: float, ahead: float) -> tuple[Point, Point]:
-    """Return the tip and direction of an arrow a share of the way along, pushed ahead a little."""
+def _arrow(start: Point, stop: Point, ahead: float) -> tuple[Point, Point]:
+    """Return the tip and direction of an arrow in the middle, pushed ahead a little."""
     dx, dy = _minus(stop, start)
-    middle = start[0] + share * dx, start[1] + share * dy
+    middle = start[0] + 0.5 * dx, start[1] + 0.5 * dy
     return towards(middle, stop, ahead), (dx, dy)
 
 

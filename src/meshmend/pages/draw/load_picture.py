@@ -58,7 +58,7 @@ def link_load_svg(
         raise InputError(f"link_load_svg needs a darkest load above 0, but got {darkest}")
     grid = fitting_grid(mesh, fill=0.5)
     beyond = " and more" if load.max() > most else ""
-    bar = colour_bar("0", f"{most:.3g}{beyond}", f"{unit}, per directed link")
+    bar = colour_bar(f"{most:.3g}{beyond}", f"{unit}, per directed link")
     panel = stacked([mesh_panel(grid).plus(load_marks(grid, load, most)), bar], gap=10)
     return framed(
         panel,

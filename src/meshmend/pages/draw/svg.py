@@ -369,17 +369,17 @@ def _swatch(key: Key, x: float, y: float) -> list[str]:
     return marks
 
 
-def colour_bar(low: str, high: str, words: str) -> Panel:
-    """Return the heat scale with the values at its ends and what it measures."""
+def colour_bar(most: str, words: str) -> Panel:
+    """Return the heat scale from zero to a value, and what it measures."""
     size, width, height, steps = 12.0, 160.0, 12.0, 32
-    start = text_width(low, size) + 6
-    marks = [label((0, height / 2), low, size=size)]
+    start = text_width("0", size) + 6
+    marks = [label((0, height / 2), "0", size=size)]
     for step in range(steps):
         place: Attributes = {"x": start + step * width / steps, "y": 0, "height": height}
         # A hair wider than its share, so that no gap shows between neighbours.
         wide = width / steps + (0.5 if step < steps - 1 else 0)
         marks.append(mark("rect", {**place, "width": wide, "fill": heat(step / (steps - 1))}))
     after = start + width + 6
-    tail = f"{high}  {words}"
+    tail = f"{most}  {words}"
     marks.append(label((after, height / 2), tail, size=size))
     return Panel(after + text_width(tail, size), height + 4, tuple(marks))
