@@ -24,10 +24,11 @@ from commanding import meshmend_run
 from meshmend.errors import PeerLostError, StateLostError, TransportError
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.messages import FRESH, Go
+from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
 from meshmend.train.core import state_transfer
-from meshmend.train.core.exchange import Exchange, ExchangeSettings
+from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.job_core import JobCore
 from meshmend.train.core.part_transfer import PartTransfer
 from meshmend.train.core.state_transfer import StateTransfer
@@ -46,7 +47,7 @@ class ChipThread:
 
     def __init__(self, chip: Chip, seed: int, *, is_fresh: bool = False) -> None:
         self.chip, self.is_fresh, self.is_overwritten = chip, is_fresh, False
-        self.exchange = Exchange(MESH, chip, ExchangeSettings(b"a secret of this test"))
+        self.exchange = Exchange(MESH, chip, Settings(MESH, secret="a secret of this test"))
         self.framework: Framework = TORCH
         self.held = some_state(seed)
         self.is_alive = True

@@ -48,7 +48,7 @@ ENVIRONMENT = {
 def test_the_environment_says_whether_and_where_to_plan_ahead(
     more: dict[str, str], plan_ahead: PlanAheadSettings | None
 ) -> None:
-    assert worker_environment_from(ENVIRONMENT | more).exchange_settings.plan_ahead == plan_ahead
+    assert worker_environment_from(ENVIRONMENT | more).plan_ahead == plan_ahead
 
 
 @pytest.mark.parametrize("board", ["2", "2x2x2", "0x2", "two"])

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.config import Timing
 from meshmend.errors import TransportError
 from meshmend.membership.generation import Generation
 from meshmend.planning.catalogue import (
@@ -34,9 +33,9 @@ from meshmend.planning.link_probes import (
     fabric_probes,
     flood,
 )
-from meshmend.planning.plan import AUTO
 from meshmend.planning.plan_cache import load_or_make_plans, planned_losses
 from meshmend.planning.plan_request import GATHER, SumSizes
+from meshmend.planning.settings import Settings
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.spanning import Ends, point_to_point
 from meshmend.schedule.table import Schedule
@@ -64,27 +63,6 @@ _LOOK_EVERY_S: Final = 1.0  # for how many plans there are
 _SHORT_PROBE_S: Final = 0.005  # of those that measure the fabric; others take three times as long
 _LEAST_PIECES, _MOST_PIECES = 16, 128  # of it
 _N_REPETITIONS: Final = 5  # of which the fastest counts
-
-
-@dataclass(frozen=True)
-class ExchangeSettings:
-    """How a worker reaches the others: where it listens, its secret, and its timeouts.
-
-    A peer counts as lost if its kernel does not answer for `link_timeout_s`; a peer that is only
-    busy does not. `plans` is the folder of plans that were made ahead; with `plan_ahead` the
-    workers fill it. With `watch_links` all chips look for links that are slower than planned, and
-    plan anew.
-    """
-
-    secret: bytes
-    bind: str = "127.0.0.1"
-    algorithm: str = AUTO
-    window_bytes: int = 0
-    sums_payloads: bool = False
-    link_timeout_s: float = Timing().link_timeout_s
-    plans: Path | None = None
-    plan_ahead: PlanAheadSettings | None = None
-    watch_links: bool = False
 
 
 class PendingSum(Protocol):
@@ -119,29 +97,40 @@ class SumsBeside(Protocol):
 
 
 class Exchange:
-    """One chip's connections, and its sums with the other chips of its generation."""
+    """One chip's connections, and its sums with the other chips of its generation.
 
-    def __init__(self, whole: Mesh, chip: Chip, exchange_settings: ExchangeSettings) -> None:
+    `plans` is the folder of plans that were made ahead; with `plan_ahead` the workers fill it.
+    """
+
+    def __init__(
+        self,
+        whole: Mesh,
+        chip: Chip,
+        settings: Settings,
+        *,
+        plans: Path | None = None,
+        plan_ahead: PlanAheadSettings | None = None,
+    ) -> None:
         self._whole = whole
         self._chip = chip
-        self._settings = exchange_settings
+        self._algorithm = settings.planned_algorithm
+        self._watches_links = settings.watch_links
         self._seats = {other: seat for seat, other in enumerate(whole.live)}
         self.transport = SocketTransport(
             self._seats[chip],
             [f"chip {other}" for other in whole.live],
-            exchange_settings.secret,
-            bind=exchange_settings.bind,
-            window_bytes=exchange_settings.window_bytes,
-            sums_payloads=exchange_settings.sums_payloads,
-            link_timeout_s=exchange_settings.link_timeout_s,
+            settings.secret.encode(),
+            bind=settings.bind,
+            window_bytes=settings.window_bytes,
+            sums_payloads=settings.checksum,
+            link_timeout_s=settings.link_timeout_s,
         )
         self.measured_fabric: Fabric | None = None  # None: not by this chip
         self.beside: SumsBeside | None = None  # on all chips, or on none
         # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
         self.on_interrupt: Callable[[], None] = lambda: None
-        ahead = exchange_settings.plan_ahead
-        self._planner = HostPlanner(chip, ahead) if ahead else None
-        self._plans = self._planner.folder if self._planner else exchange_settings.plans
+        self._planner = HostPlanner(chip, plan_ahead) if plan_ahead else None
+        self._plans = self._planner.folder if self._planner else plans
         self._searcher: HostPlanner | None = None  # which makes plans for links of other speeds
         self._begin(Generation(0, ()), whole, rank=0)
 
@@ -150,7 +139,7 @@ class Exchange:
         self._generation = generation
         self.mesh = mesh
         self.rank = rank
-        self._catalogue = Catalogue(mesh, self._settings.algorithm, 0, rank)
+        self._catalogue = Catalogue(mesh, self._algorithm, 0, rank)
         self._sums: SumSizes = ()
         self._agreement: PlanAgreement | None = None  # None: this generation has searched plans
         self._speeds: LinkSpeeds | None = None  # None: nobody watches the links, or has begun to
@@ -230,7 +219,7 @@ class Exchange:
         if self.mesh.n_live == 1:
             return
         self._sums = sums
-        algorithm, direct = self._settings.algorithm, sums
+        algorithm, direct = self._algorithm, sums
         if self._generation.number > _FIRST_GENERATION:
             plans = FolderPlans(self._plans, self.mesh, algorithm, sums, self._catalogue)
             self._agreement = PlanAgreement(self, plans)
@@ -292,7 +281,7 @@ class Exchange:
 
     def is_look_due(self) -> bool:
         """Count a step; return whether all chips call `look_at_links` before it."""
-        if not self._settings.watch_links or self.mesh.n_live <= 2:
+        if not self._watches_links or self.mesh.n_live <= 2:
             return False
         return self._speeds is None or self._speeds.is_due()
 
@@ -372,7 +361,7 @@ class Exchange:
 
     def _seek_plans(self, mesh: Mesh) -> None:
         """Have plans made for a mesh of the same chips, whose links have other speeds."""
-        algorithm, sums = self._settings.algorithm, (*self._sums, *self._sums_beside())
+        algorithm, sums = self._algorithm, (*self._sums, *self._sums_beside())
         if self.rank == 0:
             if self._searcher is None:
                 self._searcher = self._planner or HostPlanner(self._chip, self._own_plans())
@@ -398,7 +387,7 @@ class Exchange:
 
     def _own_plans(self) -> PlanAheadSettings:
         """Return where this chip has plans made if nobody else plans ahead for the job."""
-        board, algorithm = (1,) * len(self.mesh.shape), self._settings.algorithm
+        board, algorithm = (1,) * len(self.mesh.shape), self._algorithm
         if self._plans is not None:
             return PlanAheadSettings(self._plans, algorithm, board)
         return PlanAheadSettings(Path(mkdtemp()), algorithm, board, is_scratch=True)

@@ -229,12 +229,12 @@ class JobCore:
             self._sums = StepSums(learner, None, self._before_sum)
         else:
             _claim_process()
-            watch_links = self._environment.exchange_settings.watch_links
-            fabric = fabric_in(self._environment.exchange_settings.algorithm)
+            sums = self._environment.sums
+            fabric = fabric_in(sums.planned_algorithm)
             told = structs.replace(
                 fingerprint(),
                 check_shares=every,
-                watch_links=watch_links,
+                watch_links=sums.watch_links,
                 shares=shares,
                 fabric=fabric.name if fabric else "",
             )

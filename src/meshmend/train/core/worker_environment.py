@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
+from msgspec import structs
+
 from meshmend.config import CHIP, MESH, SECRET, RunConfig
 from meshmend.errors import InputError
 from meshmend.membership.client import WorkerIdentity
@@ -25,7 +27,7 @@ from meshmend.planning.environment import Environment
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, board_shape
 from meshmend.topology.mesh import Mesh
-from meshmend.train.core.exchange import Exchange, ExchangeSettings
+from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.host_planner import PlanAheadSettings, scratch_plan_folder
 
 _log = logging.getLogger(__name__)
@@ -42,7 +44,8 @@ class WorkerEnvironment:
     whole: Mesh = field(default_factory=lambda: Mesh((1,)))
     n_live_at_start: int = 1
     chip: Chip = (0,)
-    exchange_settings: ExchangeSettings = field(default_factory=lambda: ExchangeSettings(b""))
+    sums: Settings = field(default_factory=lambda: Settings(Mesh((1,))))
+    plan_ahead: PlanAheadSettings | None = None
     run_dir: Path | None = None
     faults: tuple[Fault, ...] = ()
     board: tuple[int, ...] = (1,)
@@ -100,7 +103,8 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
         whole=whole,
         n_live_at_start=settings.mesh.n_live,
         chip=chip,
-        exchange_settings=_exchange_settings(environment, settings),
+        sums=structs.replace(settings, link_timeout_s=config.timing.link_timeout_s),
+        plan_ahead=_plan_ahead(environment, settings),
         run_dir=environment.run_dir,
         faults=tuple(parse_fault(text, whole) for text in environment.faults),
         board=environment.board or board_shape(len(whole.shape)),
@@ -108,28 +112,21 @@ def worker_environment_from(variables: Mapping[str, str]) -> WorkerEnvironment:
     )
 
 
-def _exchange_settings(environment: Environment, settings: Settings) -> ExchangeSettings:
-    secret = settings.secret.encode()
-    plans = environment.run_dir / "plans" if environment.run_dir else None
-    plan_ahead = None
-    if environment.plans_ahead:
-        plan_ahead = PlanAheadSettings(
-            plans or scratch_plan_folder(environment.config.job.name, secret),
-            settings.planned_algorithm,
-            environment.board or board_shape(len(settings.mesh.shape)),
-            is_scratch=plans is None,
-        )
-    return ExchangeSettings(
-        secret,
-        bind=settings.bind,
-        algorithm=settings.planned_algorithm,
-        window_bytes=settings.window_bytes,
-        sums_payloads=settings.checksum,
-        link_timeout_s=environment.config.timing.link_timeout_s,
-        plans=plans,
-        plan_ahead=plan_ahead,
-        watch_links=settings.watch_links,
+def _plan_ahead(environment: Environment, settings: Settings) -> PlanAheadSettings | None:
+    """Return where this process makes plans ahead; None if somebody else does."""
+    if not environment.plans_ahead:
+        return None
+    plans, secret = _plans_in(environment.run_dir), settings.secret.encode()
+    return PlanAheadSettings(
+        plans or scratch_plan_folder(environment.config.job.name, secret),
+        settings.planned_algorithm,
+        environment.board or board_shape(len(settings.mesh.shape)),
+        is_scratch=plans is None,
     )
+
+
+def _plans_in(run_dir: Path | None) -> Path | None:
+    return run_dir / "plans" if run_dir else None
 
 
 @cache
@@ -149,7 +146,13 @@ def coordinator_client() -> CoordinatorClient:
 def exchange_of(environment: WorkerEnvironment) -> Exchange:
     """Return this chip's connections; those who ask over them get the status of the job."""
     client = coordinator_client()
-    exchange = Exchange(environment.whole, environment.chip, environment.exchange_settings)
+    exchange = Exchange(
+        environment.whole,
+        environment.chip,
+        environment.sums,
+        plans=_plans_in(environment.run_dir),
+        plan_ahead=environment.plan_ahead,
+    )
     exchange.transport.answer_askers(StatusResponder(client.answer).take)
     client.set_traffic(exchange.sent_bytes)
     return exchange

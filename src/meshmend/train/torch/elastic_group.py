@@ -20,7 +20,6 @@ import functools
 import gc
 import inspect
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +48,6 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.membership.messages import FRESH, Go
 from meshmend.planning.catalogue import fabric_in
-from meshmend.planning.environment import settings_from
 from meshmend.topology.failures import Chip, format_shape
 from meshmend.topology.text import parse_tile
 from meshmend.topology.tiles import box_colour, box_tiling
@@ -348,7 +346,7 @@ class ElasticGroup:
                     "tiles change, but did not get it; let build shard the model over "
                     f"meshmend.torch.tiles({tile!r}) and return it"
                 )
-            if self._environment.exchange_settings.watch_links:
+            if self._environment.sums.watch_links:
                 raise InputError(
                     f"{LEAVES['sums.watch_links'].variable} needs a job whose chips hold the whole "
                     f"model, but got tiles of {tile}; leave it out, and name slow links with --slow"
@@ -706,7 +704,7 @@ class ElasticGroup:
     def _fingerprint(self) -> JobFingerprint:
         parameters, classes = self._state.words()
         terms = self._samples
-        fabric = fabric_in(self._environment.exchange_settings.algorithm)
+        fabric = fabric_in(self._environment.sums.planned_algorithm)
         return JobFingerprint(
             version=__version__,
             steps=terms.steps if terms else 0,
@@ -720,7 +718,7 @@ class ElasticGroup:
             framework="torch, with a process group",
             tile="" if self._tile is None else format_shape(self._tile),
             fabric=fabric.name if fabric else "",
-            watch_links=self._environment.exchange_settings.watch_links,
+            watch_links=self._environment.sums.watch_links,
         )
 
     def _interrupt(self) -> None:
@@ -758,7 +756,7 @@ class ElasticGroup:
         is_of_script = isinstance(error, Exception) and not isinstance(
             error, RuntimeError | TransportError | OSError
         )
-        link_timeout_s = self._environment.exchange_settings.link_timeout_s
+        link_timeout_s = self._environment.sums.link_timeout_s
         timeout_s = 0.0 if is_of_script else _NEWS_S + link_timeout_s
         if not coordinator_client().await_change(self._is_outdated, timeout_s):
             raise error
@@ -801,11 +799,7 @@ class ElasticGroup:
         """Make the process group of the present generation; return False if it is over."""
         loop, exchange = joined.loop, joined.exchange
         self._is_interrupted = False
-        settings = replace(
-            settings_from(os.environ),
-            mesh=exchange.mesh,
-            link_timeout_s=self._environment.exchange_settings.link_timeout_s,
-        )
+        settings = replace(self._environment.sums, mesh=exchange.mesh)
         met = meet(
             settings,
             exchange.rank,
