@@ -272,7 +272,10 @@ def jax_loop(folder: Path, cell: dict[str, Any]) -> int:
     for batch in job:
         chip.begin(job.step_number)
         chip.reach("forward")
-        if job.step(batch):
+        style.change(job.params, job.opt_state)
+        counts = job.step(batch)
+        style.change(job.params, job.opt_state)
+        if counts:
             found = {"step": job.step_number, "loss": job.loss, "n_chips": job.world_size}
             chip.note(**found, rank=job.rank, state=jax_state(job.params))
     chip.note(final=True, rank=job.rank, state=jax_state(job.params))

@@ -11,6 +11,7 @@ class JaxStyle:
 
     `refused` are words of the one line that refuses the loop, if it is refused. `like` is a style
     whose optimizer has such a state among others: a job sees no other difference between them.
+    `change` is what the loop does by hand with parameters and state, before and after each step.
     """
 
     name: str
@@ -19,6 +20,7 @@ class JaxStyle:
     params: Callable[[], Any]
     refused: str = ""
     like: str = ""
+    change: Callable[[Any, Any], None] = lambda *_: None
 
 
 def params() -> Any:
@@ -60,6 +62,11 @@ def masked(params: Any, batch: Any) -> Any:
     scores = jax.nn.softmax(hidden[:, :, None] * hidden[:, None, :] + mask)
     found = (scores @ hidden[:, :, None])[:, :, 0] @ params["last"]["kernel"]
     return ((found - labels) ** 2)[:, 0]
+
+
+def normalised(params: Any, batch: Any) -> Any:
+    inputs, labels = batch
+    return square(params, ((inputs - inputs.mean(0)) / (inputs.std(0) + 0.1), labels))
 
 
 def with_aux(params: Any, batch: Any) -> Any:
@@ -119,6 +126,24 @@ def if_finite() -> Any:
     return optax.apply_if_finite(optax.adam(0.03), 3)
 
 
+def noisy() -> Any:
+    import jax
+    import optax
+
+    return optax.chain(optax.add_noise(0.01, 0.55, jax.random.key(7)), optax.sgd(0.05))
+
+
+def with_a_rate() -> Any:
+    import optax
+
+    return optax.inject_hyperparams(optax.adam)(learning_rate=0.05)
+
+
+def change_by_hand(params: Any, state: Any) -> None:
+    params["last"]["kernel"] = params["last"]["kernel"] * 0.99
+    state.hyperparams["learning_rate"] = float(state.hyperparams["learning_rate"]) * 0.95
+
+
 def lbfgs() -> Any:
     import optax
 
@@ -135,6 +160,9 @@ JAX_STYLES: Final = (
     JaxStyle("apply if finite", if_finite, square, params),
     JaxStyle("weight tying", adam, tied, params, like="accumulation"),
     JaxStyle("mask of -inf", adam, masked, params, like="accumulation"),
+    JaxStyle("random key in the state", noisy, square, params),
+    JaxStyle("rate by hand", with_a_rate, square, params, change=change_by_hand),
+    JaxStyle("mixed samples", adam, normalised, params, "that depends on no other"),
     JaxStyle("aux", adam, with_aux, params, "needs to return one loss per sample"),
     JaxStyle("batch statistics", adam, of_variables, variables, "needs the parameters alone"),
     JaxStyle("L-BFGS", lbfgs, square, params, "steps with the gradients, the parameters"),
@@ -158,6 +186,8 @@ def plain_run(style: JaxStyle, batches: list[Any]) -> list[tuple[float, Any]]:
 
     found = []
     for batch in batches:
+        style.change(own, state)
         loss, own, state = step(own, state, batch)
-        found.append((float(loss), own))
+        style.change(own, state)
+        found.append((float(loss), jax.tree.map(jnp.asarray, own)))  # the loop changes `own`
     return found

@@ -108,7 +108,7 @@ class JaxJob(ChipJob):
         with shared_programs(environment.run_dir):
             self._learner: JaxLearner = JaxLearner(params, program, micro_batch=size)
             if steps > 0:
-                self._learner.warm_up(self._batch([0]))
+                self._learner.warm_up(self._batch([0, len(samples) // 2, len(samples) - 1]))
         self._core = JobCore(
             self._learner, settings, lambda: jax_fingerprint(self._learner, samples, settings)
         )
@@ -134,7 +134,9 @@ class JaxJob(ChipJob):
             JobFailedError: neither a chip nor a checkpoint has a state to go on from.
         """
         for samples in self._core:
+            self._learner.begin_turn()
             yield self._batch(samples.tolist())
+            self._learner.end_turn()
 
     def step(self, batch: Tree) -> bool:
         """Sum the gradients over all chips and step the optimizer; return whether it counted.
@@ -144,7 +146,9 @@ class JaxJob(ChipJob):
         """
         share = self._core.share_to_step_on()
         self._learner.gather(batch, share, is_last=self._core.is_stopping)
-        return self._core.complete_step()
+        has_counted = self._core.complete_step()
+        self._learner.end_step(counts=has_counted)
+        return has_counted
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all chips; arrays come back as NumPy's. See `ChipJob.gather`."""

@@ -15,7 +15,7 @@ from meshmend.errors import InputError
 from meshmend.train.core.learner import Bytes
 from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import Share
-from meshmend.train.jax.program import JaxProgram, Tree, places_of
+from meshmend.train.jax.program import JaxProgram, Tree, is_key, places_of
 from meshmend.train.state.digest import BegunDigests, hash_bytes
 from meshmend.train.state.state_tree import ARRAYS, Array, Framework
 
@@ -24,6 +24,7 @@ _NO_STATISTICS: Final = (
     ", and use group or layer normalisation, or the statistics as they are (use_running_average)"
 )
 _LOSS_NAME: Final = "the loss"  # beside the names of parameters
+_ROUNDING: Final = 1e-3  # of the largest number; a GPU may add in another order
 
 
 class JaxLearner:
@@ -34,6 +35,10 @@ class JaxLearner:
     def __init__(self, params: Tree, program: JaxProgram, *, micro_batch: int) -> None:
         self.params = _on_device(params)
         self.opt_state = _on_device(program.init(self.params))
+        self._shapes = jax.tree.map(_shape_of, (self.params, self.opt_state))
+        self._key_kinds = _key_kinds(self.opt_state)
+        self._begun: tuple[Tree, Tree] | None = None  # what a turn of the loop began with
+        self._kept: tuple[Tree, Tree] | None = None  # what it is to leave, as its step is void
         self._program, self._micro_batch = program, micro_batch
         self._sums = program.flat.zeros()
         # Where the numbers of the first flat array are: the job's own follow them.
@@ -41,10 +46,69 @@ class JaxLearner:
         self._loss = self._stop - 1
 
     def warm_up(self, batch: Tree) -> None:
-        """Compile all that a step needs; the batch is of one sample, and changes nothing."""
-        self.gather(batch, Share(0, 1, 1))
+        """Compile all that a step needs; the batch is of three samples, and changes nothing.
+
+        Raises:
+            InputError: the loss of the first sample depends on the others.
+        """
+        arrays = jax.tree.map(np.asarray, batch)
+        found = zip(*(self._first_beside(arrays, other) for other in (1, 2)), strict=True)
+        if any(_are_far_apart(one, other) for one, other in found):
+            raise InputError(
+                "JaxJob needs a loss of each sample that depends on no other, but that of sample 0 "
+                "is another beside other samples; a share is computed in parts, of which the last "
+                "is filled up; remove what mixes the samples, such as batch normalisation"
+            )
         jax.block_until_ready(
             self._program.update(self.params, self.opt_state, self._program.flat.zeros())
+        )
+
+    def _first_beside(self, arrays: Tree, other: int) -> list[Array]:
+        """Return the gradients and the loss of the first sample beside copies of another one."""
+        chosen = np.full(self._micro_batch, other)
+        chosen[0] = 0
+        totals = self._program.flat.zeros()
+        weights = (np.arange(self._micro_batch) == 0).astype(totals[0].dtype)
+        part = jax.tree.map(lambda array: array[chosen], arrays)
+        places = places_of(np.zeros_like(chosen))  # the same random numbers beside any sample
+        sums = self._program.accumulate(self.params, totals, part, weights, places)
+        return [np.asarray(each) for each in sums]
+
+    def begin_turn(self) -> None:
+        """Remember parameters and state, whose containers the loop may change before the step."""
+        self._begun = self._copies()
+
+    def end_step(self, *, counts: bool) -> None:
+        """Remember them again if the step did not count: the loop may change them after it."""
+        self._begun = None
+        self._kept = None if counts else self._copies()
+
+    def end_turn(self) -> None:
+        """Undo what the loop has changed in a turn that did not count, and check the rest."""
+        if self._kept is not None:
+            (self.params, self.opt_state), self._kept = self._kept, None
+        self._take_changes()
+
+    def _copies(self) -> tuple[Tree, Tree]:
+        """Return parameters and state in containers of their own; arrays of JAX never change."""
+        copies: tuple[Tree, Tree] = jax.tree.map(lambda leaf: leaf, (self.params, self.opt_state))
+        return copies
+
+    def _take_changes(self) -> None:
+        """Give what the loop has put into parameters and state the types that they have.
+
+        Raises:
+            InputError: it has another shape, or does not belong there.
+        """
+        found = self.params, self.opt_state
+        structure: Any = jax.tree.structure(self._shapes)  # half typed
+        if jax.tree.structure(found) != structure:
+            raise InputError(
+                "JaxJob needs parameters and a state of the optimizer that keep their structure, "
+                "but the loop has added or removed some; make them before the job"
+            )
+        self.params, self.opt_state = jax.tree_util.tree_map_with_path(
+            _as_before, found, self._shapes
         )
 
     def gather(self, batch: Tree, share: Share, *, is_last: bool = False) -> None:
@@ -53,6 +117,7 @@ class JaxLearner:
         Raises:
             InputError: the batch has another number of samples than the share.
         """
+        self._take_changes()
         arrays = jax.tree.map(np.asarray, batch)
         for array in jax.tree.leaves(arrays):
             if array.shape[:1] != (share.n_samples,):
@@ -98,6 +163,7 @@ class JaxLearner:
 
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
+        self._begun = None
         self._sums = self._program.flat.zeros()
         self._sums[0][self._stop] = is_last
 
@@ -126,7 +192,9 @@ class JaxLearner:
         return float(self._sums[0][self._loss])
 
     def undo(self) -> None:
-        """Do nothing: a step changes nothing before its update."""
+        """Undo what the loop has changed before its step, which changes nothing itself."""
+        if self._begun is not None:
+            (self.params, self.opt_state), self._begun = self._begun, None
 
     def update(self) -> float:
         """Step the optimizer with the sums; return the mean loss over all samples."""
@@ -148,7 +216,8 @@ class JaxLearner:
 
     def free(self) -> None:
         """Give up all arrays, which cannot be written over; only their shapes stay."""
-        self.params, self.opt_state = jax.tree.map(_shape_of, (self.params, self.opt_state))
+        self.params, self.opt_state = self._shapes
+        self._begun = None
 
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint.
@@ -156,9 +225,9 @@ class JaxLearner:
         It takes the arrays out of the state one by one, so that there is never a second copy of
         more than one.
         """
-        params = _with_arrays(self.params, state["model"])
-        self.opt_state = _with_arrays(self.opt_state, state["optimizer"])
-        self.params = params
+        params = _with_arrays(self.params, state["model"], {})
+        self.opt_state = _with_arrays(self.opt_state, state["optimizer"], self._key_kinds)
+        self.params, self._begun = params, None
 
     def begun_digest(self) -> BegunDigests:
         """Begin to hash each array of the state by its name."""
@@ -177,18 +246,21 @@ def named_arrays(tree: Tree) -> dict[str, Array]:
     """Return the arrays of a tree by their names; on a CPU they share its memory."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
-        jax.tree_util.keystr(path): np.asarray(leaf)
+        jax.tree_util.keystr(path): np.asarray(_plain(leaf))
         for path, leaf in found
         if not isinstance(leaf, jax.ShapeDtypeStruct)
     }
 
 
-def _with_arrays(tree: Tree, arrays: dict[str, Array]) -> Tree:
+def _with_arrays(tree: Tree, arrays: dict[str, Array], key_kinds: Mapping[str, Any]) -> Tree:
     """Return a tree with copies of these arrays as leaves; takes them out of the dict."""
 
     def put(path: Any, _leaf: Any) -> Any:
-        array = arrays.pop(jax.tree_util.keystr(path))
-        return jax.device_put(array, may_alias=False).block_until_ready()
+        name = jax.tree_util.keystr(path)
+        array = jax.device_put(arrays.pop(name), may_alias=False).block_until_ready()
+        if name in key_kinds:
+            return jax.random.wrap_key_data(array, impl=key_kinds[name])
+        return array
 
     return jax.tree_util.tree_map_with_path(put, tree)
 
@@ -199,7 +271,46 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def _on_device(tree: Tree) -> Tree:
     """Return a copy of a tree, without weak types, which would be compiled again."""
-    return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf)), tree)
+    return jax.tree.map(lambda leaf: leaf if is_key(leaf) else jax.device_put(np.array(leaf)), tree)
+
+
+def _as_before(path: Any, leaf: Any, before: jax.ShapeDtypeStruct) -> Any:
+    """Return a leaf with the type that it had, also if the loop has put a number there."""
+    is_like = isinstance(leaf, jax.Array) and (leaf.shape, leaf.dtype) == (
+        before.shape,
+        before.dtype,
+    )
+    if is_like and (is_key(leaf) or not leaf.weak_type):
+        return leaf
+    if not is_key(leaf) and not is_key(before) and np.shape(leaf) == before.shape:
+        return jax.device_put(np.array(leaf, before.dtype))
+    raise InputError(
+        f"JaxJob needs an array of shape {before.shape} and type {before.dtype} at "
+        f"{jax.tree_util.keystr(path)} of (params, opt_state), but the loop has put {leaf!r:.80} "
+        "there"
+    )
+
+
+def _key_kinds(tree: Tree) -> dict[str, Any]:
+    """Return how each random key of a tree draws, by its name."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path): jax.random.key_impl(leaf)
+        for path, leaf in found
+        if is_key(leaf)
+    }
+
+
+def _plain(leaf: Any) -> Any:
+    """Return a random key as the numbers that it is made of, and other leaves as they are."""
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
+
+
+def _are_far_apart(one: Array, other: Array) -> bool:
+    """Whether numbers differ by more than rounding does; those that are not finite say nothing."""
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return False
+    return bool(np.abs(one - other).max() > _ROUNDING * np.abs(one).max())
 
 
 def checked_params(params: Tree) -> Tree:

@@ -201,10 +201,17 @@ def _update_of(optimizer: optax.GradientTransformation, flat: FlatTree) -> Calla
         changes, new_state = _changes_by(optimizer, gradients, opt_state, params, loss)
         new_params = optax.apply_updates(params, changes)
         # Other types than before would be compiled again.
-        kept = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, opt_state)
+        kept = jax.tree.map(
+            lambda new, old: new if is_key(old) else new.astype(old.dtype), new_state, opt_state
+        )
         return new_params, kept
 
     return update
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a random key of the new style, which is no array of NumPy."""
+    return jnp.issubdtype(getattr(leaf, "dtype", np.int32), jax.dtypes.prng_key)
 
 
 def _changes_by(
