@@ -53,7 +53,7 @@ def test_the_time_lost_by_cause_and_the_useful_time_add_up_exactly() -> None:
         for each in found.answers:
             assert (each.years_ns >= 0).all()
             assert set(each.years_ns.sum(axis=1)) == {round(365.25 * DAY_S * 1e9)}
-            assert list(each.lost) == list(CAUSES)
+            assert list(each.lost) == [cause.name for cause in CAUSES]
             assert abs(each.goodput + sum(each.lost.values()) - 1) < 1e-12
 
 

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from meshmend.forecast.inputs import ForecastQuestion
 
 
-_CAUSE_HEADS = (
-    *("detection", "restart", "lost work", "slow sum", "no chips", "waiting", "saving", "checking"),
-    "slow parts",
-)
 _WIDE, _HEAD_WIDE, _LEAST_WIDE = 60, 10, 10  # of the table, the words in front, one answer
 
 Text = str | None
@@ -384,9 +380,9 @@ def _print_block(
     if price:
         line("cost/step", [f"{cost_per_step(result, each, price):.4g}" for each in answers])
     print("lost to")
-    for head, cause in zip(_CAUSE_HEADS, CAUSES, strict=True):
-        if cause == "checks" and not result.scenario.wrong.check_every:
+    for cause in CAUSES:
+        if cause.name == "checks" and not result.scenario.wrong.check_every:
             continue
-        if cause == "slow_parts" and not result.scenario.has_slow_parts:
+        if cause.name == "slow_parts" and not result.scenario.has_slow_parts:
             continue
-        line(head, [f"{each.lost[cause]:.2%}" for each in answers])
+        line(cause.head, [f"{each.lost[cause.name]:.2%}" for each in answers])

@@ -14,7 +14,6 @@ from meshmend.forecast.forecasting import (
     cost_per_step,
     outages_of_year,
     pricing_words,
-    words_of,
     year_runner,
 )
 from meshmend.forecast.inputs import ForecastQuestion
@@ -51,17 +50,6 @@ from meshmend.pages.draw.svg import (
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.units import counted, format_duration
 
-CAUSE_WORDS = {
-    "detection": "noticing the failure",
-    "restart": "restart",
-    "lost_work": "work done again",
-    "slow_down": "slower sum",
-    "missing_chips": "missing chips",
-    "waiting": "waiting for repair",
-    "checkpoints": "checkpoints",
-    "checks": "checking shares",
-    "slow_parts": "slow chips and links",
-}
 _CAUSE_COLOURS = {
     "detection": "#8a6d00",
     "restart": "#d55e00",
@@ -146,7 +134,7 @@ def _figures(result: Forecast) -> str:
         headline(
             "best answer" if place == 1 else f"number {place}",
             each.answer.name,
-            f"{each.goodput:.1%} goodput: {words_of(each.answer)}",
+            f"{each.goodput:.1%} goodput: {each.answer.words}",
             mood="good" if place == 1 else "",
         )
         for place, each in enumerate(sorted(result.answers, key=lambda each: -each.goodput), 1)
@@ -243,10 +231,11 @@ def causes_svg(result: Forecast) -> str:
         marks.append(label((0, y + 13), each.answer.name, size=13))
         x = _LEFT
         for cause in CAUSES:
-            width = each.lost[cause] / longest * _WIDTH
+            lost = each.lost[cause.name]
+            width = lost / longest * _WIDTH
             if width > 0.15:
-                words = f"{CAUSE_WORDS[cause]}: {each.lost[cause]:.2%} of the time"
-                marks.append(_bar(x, y, width, 26, _CAUSE_COLOURS[cause], words))
+                words = f"{cause.words}: {lost:.2%} of the time"
+                marks.append(_bar(x, y, width, 26, _CAUSE_COLOURS[cause.name], words))
             x += width
         marks.append(label((x + 8, y + 13), f"{1 - each.goodput:.1%} lost", size=12))
         y += 38
@@ -266,10 +255,10 @@ def _bar(x: float, y: float, width: float, height: float, colour: str, words: st
 def _legend() -> list[str]:
     """Return the causes and their colours in two rows, with room for the text of a narrow page."""
     marks, x, y = [], 0.0, 6.0
-    for at, (cause, colour) in enumerate(_CAUSE_COLOURS.items()):
-        if at == (len(_CAUSE_COLOURS) + 1) // 2:
+    for at, cause in enumerate(CAUSES):
+        if at == (len(CAUSES) + 1) // 2:
             x, y = 0.0, 32.0
-        words = CAUSE_WORDS[cause]
+        words, colour = cause.words, _CAUSE_COLOURS[cause.name]
         marks.append(mark("rect", {"x": x, "y": y - 5, "width": 11, "height": 11, "fill": colour}))
         marks.append(label((x + 16, y), words, size=12, colour=SOFT_INK))
         x += 34 + text_width(words, 17)

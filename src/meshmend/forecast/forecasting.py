@@ -62,35 +62,32 @@ _MIXTURE = re.compile(r"fault-tolerant:(\d{1,4})\+spares")
 class Answer:
     """What a job does about holes: wait, run in a box or go on; whether and when spares fill them.
 
-    Spares are switched in when there are more than `holes_before_spares` holes.
+    `words` say that to a reader. Spares are switched in when there are more than
+    `holes_before_spares` holes.
     """
 
     name: str
     on_holes: int
+    words: str
     uses_spares: bool = False
     holes_before_spares: int = 0
 
 
-FIRE_FIGHTER = Answer("fire-fighter", WAIT)
-SUB_MESH = Answer("sub-mesh", IN_LARGEST_BOX)
-SPARES = Answer("spares", WAIT, uses_spares=True)
-FAULT_TOLERANT = Answer("fault-tolerant", GO_ON)
+FIRE_FIGHTER = Answer("fire-fighter", WAIT, "wait until all is repaired")
+SUB_MESH = Answer("sub-mesh", IN_LARGEST_BOX, "train in the largest intact box")
+SPARES = Answer("spares", WAIT, "switch in spares; wait if there are none", uses_spares=True)
+FAULT_TOLERANT = Answer("fault-tolerant", GO_ON, "go on around the hole")
 FOUR = (FIRE_FIGHTER, SUB_MESH, SPARES, FAULT_TOLERANT)
+_SPARES_FIRST = "switch in spares; without any, {}".format
 _NAMED = {
     answer.name: answer
     for answer in (
         *FOUR,
-        Answer("spares+sub-mesh", IN_LARGEST_BOX, uses_spares=True),
-        Answer("spares+fault-tolerant", GO_ON, uses_spares=True),
+        Answer("spares+sub-mesh", IN_LARGEST_BOX, _SPARES_FIRST(SUB_MESH.words), uses_spares=True),
+        Answer(
+            "spares+fault-tolerant", GO_ON, _SPARES_FIRST(FAULT_TOLERANT.words), uses_spares=True
+        ),
     )
-}
-WORDS = {
-    "fire-fighter": "wait until all is repaired",
-    "sub-mesh": "train in the largest intact box",
-    "spares": "switch in spares; wait if there are none",
-    "fault-tolerant": "go on around the hole",
-    "spares+sub-mesh": "switch in spares; without any, train in the largest intact box",
-    "spares+fault-tolerant": "switch in spares; without any, go on around the hole",
 }
 
 
@@ -103,7 +100,9 @@ def answer_named(name: str) -> Answer:
     if name in _NAMED:
         return _NAMED[name]
     if match := _MIXTURE.fullmatch(name):
-        return Answer(name, GO_ON, uses_spares=True, holes_before_spares=int(match[1]))
+        most = int(match[1])
+        words = f"go on with up to {most} holes, then switch in spares"
+        return Answer(name, GO_ON, words, uses_spares=True, holes_before_spares=most)
     known = ", ".join([*_NAMED, "fault-tolerant:2+spares"])
     raise InputError(f"--answer needs one of {known}, but got {name!r}")
 
@@ -113,23 +112,25 @@ def answers_named(names: Iterable[str]) -> tuple[Answer, ...]:
     return tuple(dict.fromkeys(answer_named(name) for name in names))
 
 
-def words_of(answer: Answer) -> str:
-    """Return what an answer does, in a few words."""
-    if answer.name in WORDS:
-        return WORDS[answer.name]
-    return f"go on with up to {answer.holes_before_spares} holes, then switch in spares"
+@dataclass(frozen=True)
+class Cause:
+    """Where time goes that is not useful: its name, its head in a table, and in words."""
+
+    name: str
+    head: str
+    words: str
 
 
 CAUSES = (
-    "detection",
-    "restart",
-    "lost_work",
-    "slow_down",
-    "missing_chips",
-    "waiting",
-    "checkpoints",
-    "checks",
-    "slow_parts",
+    Cause("detection", "detection", "noticing the failure"),
+    Cause("restart", "restart", "restart"),
+    Cause("lost_work", "lost work", "work done again"),
+    Cause("slow_down", "slow sum", "slower sum"),
+    Cause("missing_chips", "no chips", "missing chips"),
+    Cause("waiting", "waiting", "waiting for repair"),
+    Cause("checkpoints", "saving", "checkpoints"),
+    Cause("checks", "checking", "checking shares"),
+    Cause("slow_parts", "slow parts", "slow chips and links"),
 )  # in the order of the places in `totals`, after the useful time
 _NS = 1e9
 _MOST_YEARS = 1_000_000
@@ -170,7 +171,7 @@ class AnswerForecast:
     def lost(self) -> dict[str, float]:
         """The share of all time that each cause took."""
         whole = sum(self.sums_ns)
-        return {cause: self.sums_ns[at] / whole for at, cause in enumerate(CAUSES, 1)}
+        return {cause.name: self.sums_ns[at] / whole for at, cause in enumerate(CAUSES, 1)}
 
     def percentile(self, percent: float) -> float:
         """Return the goodput that so many percent of the years stay below."""

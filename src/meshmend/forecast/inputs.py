@@ -42,7 +42,12 @@ from meshmend.units import parse_bytes, parse_duration
 
 @dataclass(frozen=True)
 class Input:
-    """One input: how its text is read, its default if it has one, and words for both."""
+    """One input: how its text is read, its default if it has one, and words for both.
+
+    One that `is_option` is an option of the command, the others are given with `--set`. The default
+    of one that `is_quiet` is no assumption: it comes to nothing unless another input is given.
+    `example` stands in the example file for the default.
+    """
 
     name: str
     read: Callable[[str], Any]
@@ -50,6 +55,9 @@ class Input:
     words: str
     why: str = "assumed"
     group: str = "machine"
+    is_option: bool = False
+    is_quiet: bool = False
+    example: str = ""
 
 
 def _number(low: float, high: float) -> Callable[[str], float]:
@@ -111,11 +119,15 @@ _RATE_WORDS = {
 
 _RATE = _number(0.0, 1e6)
 _ALL = (
-    Input("mesh", str, None, "extents of the mesh"),
-    Input("wrap", str, "none", "axes that wrap around: none, all, or 0,1"),
-    Input("host", _shape, "", "chips of a host", "4x2, as on a TPU v3"),
-    Input("board", _shape, "", "chips of a board", "2x2, as on a TPU v3"),
-    Input("rack", _shape, "", "chips of a rack or power domain", "the whole mesh"),
+    Input("mesh", str, None, "extents of the mesh", is_option=True, example="32x32"),
+    Input("wrap", str, "none", "axes that wrap around: none, all, or 0,1", is_option=True,
+          is_quiet=True),
+    Input("host", _shape, "", "chips of a host", "4x2, as on a TPU v3", is_option=True,
+          example="4x2"),
+    Input("board", _shape, "", "chips of a board", "2x2, as on a TPU v3", is_quiet=True,
+          example="2x2"),
+    Input("rack", _shape, "", "chips of a rack or power domain", "the whole mesh", is_quiet=True,
+          example="32x8"),
     *(
         Input(
             _rate_input(kind),
@@ -124,34 +136,40 @@ _ALL = (
             _RATE_WORDS.get(kind, f"how often one {kind} fails in 1000 days"),
             "no such failures",
             "failures",
+            is_option=kind == "host",
+            is_quiet=True,
+            example="6.5" if kind == "host" else "",
         )
         for kind in KINDS
     ),
     Input("wrong-in", _number(1, 1e6), "5", "a wrong chip is so in one of so many steps",
-          "no figure is public; as --inject \"wrong ...\" has it", "failures"),
+          "no figure is public; as --inject \"wrong ...\" has it", "failures", is_quiet=True),
     Input("wrong-found", parse_duration, "7d", "mean time until a wrong chip is found without "
-          "checks", "no figure is public", "failures"),
+          "checks", "no figure is public", "failures", is_quiet=True),
     Input("slow-chip-speed", _number(0.01, 1), "0.33", "the speed of a slow chip, a part of 1",
-          "no figure is public", "failures"),
+          "no figure is public", "failures", is_quiet=True),
     Input("slow-link-speed", _number(0.01, 1), "0.25", "the speed of a slow link, a part of 1",
-          "one cable of four is left", "failures"),
+          "one cable of four is left", "failures", is_quiet=True),
     Input("slow-lasts", parse_duration, "1d", "mean time for which a chip or link is slow",
-          "no figure is public", "failures"),
+          "no figure is public", "failures", is_quiet=True),
     Input(
         "failure-shape", _number(0.2, 10), "1", "Weibull shape of lives; 1: exponential",
         "exponential lives", "failures",
     ),
     Input("burst", _number(0, 0.9), "0", "share of failures that pull down another soon after",
           "failures are independent", "failures"),
-    Input("burst-window", parse_duration, "1h", "how soon after", group="failures"),
-    Input("repair", parse_duration, None, "mean time of a repair by hand", group="repair"),
+    Input("burst-window", parse_duration, "1h", "how soon after", group="failures",
+          is_quiet=True),
+    Input("repair", parse_duration, None, "mean time of a repair by hand", group="repair",
+          is_option=True, example="24h"),
     Input("repair-spread", _one_of(*SPREADS), "lognormal", "fixed, exponential or lognormal",
           "as LANL's repairs were", "repair"),
-    Input("repair-sigma", _number(0, 5), "1", "sigma of lognormal repair times", group="repair"),
+    Input("repair-sigma", _number(0, 5), "1", "sigma of lognormal repair times", group="repair",
+          is_quiet=True),
     Input("automatic-repair", parse_duration, "0s", "time of automatic repair, tried first",
           "no automatic repair", "repair"),
     Input("automatic-success", _number(0, 1), "0", "share of failures that it mends",
-          "no automatic repair", "repair"),
+          "no automatic repair", "repair", is_quiet=True),
     Input("crews", _count(0, 10**6), "0", "repairs by hand at the same time; 0: any number",
           "any number of repairs go on at the same time", "repair"),
     Input("detection", parse_duration, "1min", "time until a failure is noticed", group="job"),
@@ -164,42 +182,33 @@ _ALL = (
           "Young's interval", "job"),
     Input("checkpoint-write", parse_duration, "1min", "pause to write a checkpoint", group="job"),
     Input("check-shares", _count(0, 10**9), "0", "one step in so many computes each share twice, "
-          "as train --check-shares; 0: none", "wrong chips are not looked for", "job"),
+          "as train --check-shares; 0: none", "wrong chips are not looked for", "job",
+          is_quiet=True),
     Input("slow-known", _one_of("no", "yes"), "no", "whether slow chips get smaller shares and "
           "slow links plans of their own, as train --shares speed and watch-links do",
-          "a step waits for its slowest chip and link", "job"),
+          "a step waits for its slowest chip and link", "job", is_quiet=True),
     Input("spares", _count(0, 10**6), "", "spare units", "2 % of the units, at least one",
-          "spares"),
+          "spares", is_option=True, example="3"),
     Input("spare-unit", str, "host", "host, board, rack, row, column, or a shape such as 4x4x4",
           "a spare host replaces any host, as behind an optical switch", "spares"),
     Input("switch-in", parse_duration, "5min", "time to switch in a spare", group="spares"),
-    Input("payload", parse_bytes, "100MB", "bytes that each chip sums in a step", group="step"),
-    Input("fabric", str, "reference", "the links: 'meshmend fabrics' lists them", group="step"),
+    Input("payload", parse_bytes, "100MB", "bytes that each chip sums in a step", group="step",
+          is_option=True),
+    Input("fabric", str, "reference", "the links: 'meshmend fabrics' lists them", group="step",
+          is_option=True),
     Input("algorithm", _one_of("auto", *SUM_NAMES), "auto", "how to sum around holes",
           "the fastest that we know", "step"),
     Input("compute", parse_duration, "", "compute time of a step",
-          "follows from allreduce-share", "step"),
+          "follows from allreduce-share", "step", is_quiet=True, example="90ms"),
     Input("allreduce-share", _number(0.001, 0.999), "0.06", "share of a step that the sum takes "
           "on the full mesh", "BERT on 1024 TPU v3 chips, table 2 of the paper", "step"),
     Input("tile", _shape, "", "chips that hold a replica together, such as 2x2; the payload is a "
-          "tile's", "every chip holds a whole replica", "step"),
+          "tile's", "every chip holds a whole replica", "step", is_quiet=True),
     Input("batch", _one_of("kept", "shrunk"), "kept", "the global batch with fewer chips: kept, "
           "or shrunk with them", "the global batch stays as it is", "step"),
 )  # fmt: skip
 INPUTS: Mapping[str, Input] = {each.name: each for each in _ALL}
-# The inputs that are options of the command; all others are given with `--set`.
-OPTIONS = frozenset(
-    {
-        *("mesh", "wrap", "host", "failures-per-1000-host-days", "repair", "spares", "payload"),
-        "fabric",
-    }
-)
 _OF_SLOW = ("slow-known", "slow-lasts", "slow-chip-speed", "slow-link-speed")
-# Assumptions that come to nothing unless another input is given.
-_QUIET = {
-    "wrap", "board", "rack", "burst-window", "automatic-success", "repair-sigma", "compute",
-    *map(_rate_input, KINDS), "wrong-in", "wrong-found", "check-shares", "tile", *_OF_SLOW,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -358,7 +367,7 @@ def gathered(
     for name, each in INPUTS.items():
         text = texts.get(name, each.default)
         values[name] = _read(each, str(text)) if text else None
-        if name not in texts and name not in _QUIET:
+        if name not in texts and not each.is_quiet:
             told.append(f"{name} {text}: {each.why}" if text else f"{name}: {each.why}")
     _check_asked(texts)  # after a value that cannot be read, which is the worse mistake
     return Inputs(values, tuple(told), frozenset(texts))
@@ -387,7 +396,7 @@ def _known(name: str) -> str:
 
 def written(name: str, value: str) -> str:
     """Return an input as it is written on the command line."""
-    return f"--{name} {value}" if name in OPTIONS else f"--set {name}={value}"
+    return f"--{name} {value}" if INPUTS[name].is_option else f"--set {name}={value}"
 
 
 def _check_asked(texts: Mapping[str, str]) -> None:
@@ -406,21 +415,10 @@ def _read(each: Input, text: str) -> Any:
     try:
         return each.read(text)
     except (UnitError, TopologyError, InputError) as error:
-        flag = f"--{each.name}" if each.name in OPTIONS else f"--set {each.name}"
+        flag = f"--{each.name}" if each.is_option else f"--set {each.name}"
         raise InputError(f"{flag} {error}") from None
 
 
-_EXAMPLES = {
-    "mesh": "32x32",
-    "host": "4x2",
-    "board": "2x2",
-    "rack": "32x8",
-    "failures-per-1000-host-days": "6.5",
-    "repair": "24h",
-    "spares": "3",
-    "compute": "90ms",
-}
-_ON = ("mesh", "host", "failures-per-1000-host-days", "repair", "spares")
 _TITLES = {
     "machine": "The machine.",
     "failures": "Failures: how often one domain of each kind fails.",
@@ -462,10 +460,10 @@ def _example_lines() -> Iterator[str]:
         if each.group != group:
             group = each.group
             yield f"\n# {_TITLES[group]}"
-        text = _EXAMPLES.get(each.name, each.default or "")
+        text = each.example or each.default or ""
         is_number = text.replace(".", "", 1).isdigit()
         value = text if is_number else f'"{text}"'
-        hide = "" if each.name in _ON else "# "
+        hide = "" if each.is_option and each.example else "# "
         yield f"{hide}{each.name} = {value}  # {each.words}"
 
 
