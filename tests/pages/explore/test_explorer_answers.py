@@ -17,7 +17,12 @@ from meshmend.pages.explore.explorer_answers import (
     usual_rows,
     whole_channels,
 )
-from meshmend.pages.explore.explorer_question import document_of, question_of
+from meshmend.pages.explore.explorer_question import (
+    ExplorerQuestion,
+    document_of,
+    page_start,
+    question_of,
+)
 from meshmend.pages.explore.page_server import Access
 from meshmend.pages.explore.planner_tasks import N_FRAMES, next_hops, timeline_of
 from meshmend.planning.plan import plan
@@ -28,6 +33,16 @@ from meshmend.topology.mesh import Mesh
 from strategies import connected_meshes
 
 BROKEN = Mesh((6, 6)).without("2x2@2,2")
+
+
+def test_the_page_offers_a_fabric_of_the_users_own_figures() -> None:
+    own = "6.15MB/s,44us,12us"
+    question = ExplorerQuestion(BROKEN, Target().with_("1MB", own), "auto")
+
+    start = page_start(question)
+
+    assert start["question"]["fabric"] in start["fabrics"]
+    assert question_of(start["question"]).target.fabric.hop_latency_s == 44e-6
 
 
 @given(connected_meshes())
