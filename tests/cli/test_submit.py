@@ -214,6 +214,26 @@ def test_a_host_whose_node_has_left_the_job_asks_for_another_node(
     ] == []
 
 
+@pytest.mark.parametrize(
+    ("left", "asked"), [("1-02:03:04", ["--time=1-02:03:04"]), ("UNLIMITED", []), ("INVALID", [])]
+)
+def test_what_replaces_a_node_has_the_processors_of_a_host_and_the_time_that_the_job_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str, asked: list[str]
+) -> None:
+    answers = {"--format=%N": "", "--format=%L": f"{left}\n"}
+    monkeypatch.setattr(slurm, "ask_slurm", lambda *command: answers.get(command[-1], ""))
+    extras = {"slurm.sbatch": ("--time=2-00:00:00", "--qos=long")}
+    lost = supervised(job(tmp_path, extras), ALLOCATION).steps["host 2x2@2,0"]
+    lost()
+
+    words = lost().command
+
+    assert "--nodelist=n2" not in words
+    assert "--cpus-per-task=2" in words
+    times = [word for word in words if word.startswith("--time")]
+    assert times == ["--time=2-00:00:00", *asked]  # the last one counts
+
+
 def test_a_node_that_resolves_its_own_name_to_loopback_has_the_address_toward_another_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -303,6 +303,12 @@ def test_a_host_whose_node_left_the_job_gets_another_node(
 
     job.await_step("1,0", lambda at, step, count: at > down and count == 4)
     assert cluster.job(job.number)["NodeList"] == "n0"
+    name = f"meshmend-{job.number}-host-1x2@1.0"
+    replacing = cluster.job(
+        cluster.run("squeue", "--noheader", f"--name={name}", "--format=%i").strip()
+    )
+    assert replacing["NumCPUs"] == "2"
+    assert replacing["TimeLimit"] < "00:30:00"  # what the job had left
     cluster.start_node("n1")
     job.finish()
     until(lambda: not cluster.run("squeue", "--noheader"))

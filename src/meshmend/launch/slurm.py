@@ -73,6 +73,7 @@ _SAME_AS_JOB: Final = {
     "SLURM_JOB_QOS": "--qos",
     "SLURM_CPUS_PER_TASK": "--cpus-per-task",
 }
+_TIME: Final = re.compile(r"(\d+-)?\d+(:\d+){1,2}")  # days-hours:minutes:seconds
 _OF_BATCH_SCRIPT: Final = re.compile(
     r"(?:--(?:output|error|open-mode|nodes|ntasks|job-name|dependency|array|begin|mail|requeue"
     r"|no-requeue|signal|nodelist|exclude|no-kill|input)|-[oeNnJdabwxki])"
@@ -147,6 +148,13 @@ class Allocation:
             answer = ask_slurm("squeue", "--noheader", f"--jobs={self.job_id}", "--format=%N")
             return node in ask_slurm("scontrol", "show", "hostnames", answer.strip()).split()
         return True
+
+    def time_left(self) -> str | None:
+        """Return how long the job may still run, as `--time` takes it; None without a limit."""
+        with suppress(InputError):
+            left = ask_slurm("squeue", "--noheader", f"--jobs={self.job_id}", "--format=%L").strip()
+            return left if _TIME.fullmatch(left) else None
+        return None
 
     def beside_name(self, name: str) -> str:
         """Return the name of the job beside this one that replaces a host's node."""
@@ -386,11 +394,14 @@ class _StepCommands:
             for key, text in inside.items()
             if not key.startswith(_PREFIXES) or key == "SLURM_CONF"
         }
+        wanted: Sequence[str] = _for_srun(self._job.config.slurm.sbatch)
         same = [
             f"{option}={inside[key]}" for key, option in _SAME_AS_JOB.items() if inside.get(key)
         ]
+        if left := self._allocation.time_left():  # not what its partition gives without a limit
+            wanted = (*wanted, f"--time={left}")
         title = f"--job-name={self._allocation.beside_name(self._name)}"
-        words = (*same, *_for_srun(self._job.config.slurm.sbatch), title, *_ONE_TASK)
+        words = (*same, *wanted, title, *_ONE_TASK)
         return StepCommand(("srun", *words, *self._agent), outside, starts_within_s=_FOR_EVER_S)
 
 
