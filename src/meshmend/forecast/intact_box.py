@@ -57,6 +57,12 @@ _PART = 4
 _BITS = 15
 _MASK = (1 << _BITS) - 1
 _RING = 1 << 4 * _BITS
+# A hole on one axis: its first and its last chip, the extent of the axis, and how many chips the
+# part has across it.
+HoleOnAxis = tuple[int, int, int, int]
+# What is not cut of a part: the axis behind the one that is, the axis behind that, the holes in it,
+# the fewest chips that count, and the tables of the axis that is cut, with their size.
+Rest = tuple[int, int, int, int, int, int]
 _SLOTS = 67  # powers of 2 below 2**66 leave different remainders
 
 
@@ -200,11 +206,11 @@ def _cut_up(state: Ints, least: int) -> None:
         hole0, hole1, hole2 = state[hole], state[hole + 1], state[hole + 2]
         last0, last1, last2 = state[hole + 3], state[hole + 4], state[hole + 5]
         rest = (part1, part2, inside, least, table0, size)
-        top, part0 = _cut(state, 0, part0, hole0, last0, extent0, wide1 * wide2, rest, top)
+        top, part0 = _cut(state, 0, part0, (hole0, last0, extent0, wide1 * wide2), rest, top)
         rest = (part2, part0, inside, least, table1, size)
-        top, part1 = _cut(state, 1, part1, hole1, last1, extent1, wide0 * wide2, rest, top)
+        top, part1 = _cut(state, 1, part1, (hole1, last1, extent1, wide0 * wide2), rest, top)
         rest = (part0, part1, inside, least, table2, size)
-        top, _ = _cut(state, 2, part2, hole2, last2, extent2, wide0 * wide1, rest, top)
+        top, _ = _cut(state, 2, part2, (hole2, last2, extent2, wide0 * wide1), rest, top)
 
 
 @inner_kernel
@@ -219,14 +225,7 @@ def _offer_part(state: Ints, part0: int, part1: int, part2: int) -> int:
 
 
 @inlined
-def _push(
-    state: Ints,
-    axis: int,
-    cut: int,
-    extent: int,
-    rest: tuple[int, int, int, int, int, int],
-    top: int,
-) -> int:
+def _push(state: Ints, axis: int, cut: int, extent: int, rest: Rest, top: int) -> int:
     """Put a part on the stack: one axis is cut, and two stay; return its end."""
     next_part, after_next, inside, _, table, size = rest
     state[top + axis], state[top + (axis + 1) % 3], state[top + (axis + 2) % 3] = (
@@ -245,37 +244,22 @@ def _push(
 
 @inlined
 def _cut(
-    state: Ints,
-    axis: int,
-    part: int,
-    first: int,
-    last: int,
-    extent: int,
-    across: int,
-    rest: tuple[int, int, int, int, int, int],
-    top: int,
+    state: Ints, axis: int, part: int, hole: HoleOnAxis, rest: Rest, top: int
 ) -> tuple[int, int]:
     """Put what a cut leaves of a part on the stack if the best box may be in it.
 
     Returns the end of the stack, and what later axes need to reach on this one.
     """
     if part >= _RING:
-        return _cut_ring(state, axis, part, first, last, extent, across, rest, top)
-    return _cut_range(state, axis, part, first, last, extent, across, rest, top)
+        return _cut_ring(state, axis, part, hole, rest, top)
+    return _cut_range(state, axis, part, hole, rest, top)
 
 
 @inlined
 def _cut_ring(
-    state: Ints,
-    axis: int,
-    part: int,
-    first: int,
-    last: int,
-    extent: int,
-    across: int,
-    rest: tuple[int, int, int, int, int, int],
-    top: int,
+    state: Ints, axis: int, part: int, hole: HoleOnAxis, rest: Rest, top: int
 ) -> tuple[int, int]:
+    first, last, extent, across = hole
     start = 0 if last + 1 == extent else last + 1
     length = extent - (last - first + 1)
     must_last, must_first = (part >> _BITS & _MASK) - 1, part & _MASK
@@ -294,16 +278,9 @@ def _cut_ring(
 
 @inlined
 def _cut_range(
-    state: Ints,
-    axis: int,
-    part: int,
-    first: int,
-    last: int,
-    extent: int,
-    across: int,
-    rest: tuple[int, int, int, int, int, int],
-    top: int,
+    state: Ints, axis: int, part: int, hole: HoleOnAxis, rest: Rest, top: int
 ) -> tuple[int, int]:
+    first, last, extent, across = hole
     start, length = part >> 3 * _BITS & _MASK, _length(part)
     latest, earliest = part >> _BITS & _MASK, part & _MASK
     around = extent if last < start else 0  # then it lies behind the end of the axis
