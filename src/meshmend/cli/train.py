@@ -92,7 +92,9 @@ def train_command(
     check_choice("a batch policy", what.batch_policy, POLICIES)
     check_choice("shares", config.job.shares, SHARES)
     if config.job.check_shares:
-        _check_shares(config.job.check_shares, what.batch_policy)
+        from meshmend.train.core.share_checks import check_settings
+
+        check_settings(config.job.check_shares, what.batch_policy)
     _check_moments(faults, is_sharded=has_shards)
     if what.tile:
         _check_tile(model, config, begin, faults)
@@ -183,13 +185,6 @@ def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fa
     for fault in faults:
         if fault.moment not in known:
             raise InputError(f"--inject cannot hit 'in {fault.moment}' in a job with tiles")
-
-
-def _check_shares(check_shares: int, policy: str) -> None:
-    """Raise InputError if a job of this policy cannot compute shares twice."""
-    from meshmend.train.core.share_checks import check_settings
-
-    check_settings(check_shares, policy)
 
 
 def _check_moments(faults: "tuple[Fault, ...]", *, is_sharded: bool) -> None:

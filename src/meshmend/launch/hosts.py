@@ -276,13 +276,9 @@ def chips_from(text: str, mesh: "Mesh") -> tuple[Chip, ...]:
     if not isinstance(block, Block) or not all(chip in mesh for chip in block.chips()):
         raise InputError(
             f"--chips needs a block inside the mesh {format_shape(mesh.shape)} such as "
-            f"{_example(mesh)}, but got {text!r}"
+            f"{Block(mesh.shape, (0,) * len(mesh.shape))}, but got {text!r}"
         )
     chips = live_chips_of(block, mesh)
     if not chips:
         raise InputError(f"--chips needs a live chip, but all chips of {block} have failed")
     return chips
-
-
-def _example(mesh: "Mesh") -> Block:
-    return Block(mesh.shape, (0,) * len(mesh.shape))

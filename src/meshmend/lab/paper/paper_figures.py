@@ -82,7 +82,7 @@ def update_figure() -> str:
     times = f"{format_time(theirs.time_s)}; trees hung from every chip: {format_time(ours.time_s)}"
     layout = fault_tolerant_layout(_HOLED)
     return framed(
-        update_steps(_HOLED),
+        _update_steps(_HOLED),
         title="After figure 10: a sharded update with forwarding",
         keys=[*layout_keys(layout), *ground_keys(_HOLED)],
         caption="Chips of the complete blue rings own the weights. The yellow neighbours of the "
@@ -159,7 +159,7 @@ def _two_colours() -> str:
 
 def _two_d_steps() -> str:
     return framed(
-        two_d_steps(4),
+        _steps_of_halves(Mesh((4, 4))),
         title="Figure 5: the steps of the 2-D allreduce",
         caption="Both halves of the payload run at the same time, one along X while the other "
         "runs along Y; drawn for 4x4. Bars: what each chip holds of its half, summed so far, "
@@ -237,7 +237,7 @@ def _blue_and_yellow() -> str:
 def _forwarding_steps() -> str:
     layout = fault_tolerant_layout(_HOLED)
     return framed(
-        forwarding_steps(_HOLED),
+        _tiled_steps(_forwarding(_HOLED, "sum"), _HOLED, columns=4),
         title="Figure 10: the steps of the forwarding scheme",
         keys=[*layout_keys(layout), *ground_keys(_HOLED)],
         caption="Steps 1 to 3 and 6 to 8 overlap as far as the data allows: no barrier separates "
@@ -264,16 +264,16 @@ _FIGURES: Mapping[str, Callable[[], str]] = MappingProxyType(
 # The steps of two algorithms as strips of small pictures (figures 5 and 10).
 
 
-def two_d_steps(n: int) -> Panel:
-    """Return the four steps of both halves of the payload on an n x n mesh (figure 5)."""
-    square = n * n
+def _steps_of_halves(mesh: Mesh) -> Panel:
+    """Return the four steps of both halves of the payload on a square mesh (figure 5)."""
+    n, square = mesh.shape[0], mesh.n_chips
     shares = [(n, f"1/{n}"), (1, f"1/{square}"), (n, f"1/{n}"), (square, "all")]
     kinds = ("reduce-scatter", "reduce-scatter", "all-gather", "all-gather")
     strips = []
     for name, colour, axes in (("red", RED, (1, 0, 0, 1)), ("blue", BLUE, (0, 1, 1, 0))):
         panels: list[Panel] = []
         for step, (axis, kind, (cells, share)) in enumerate(zip(axes, kinds, shares, strict=True)):
-            picture = _line_step(Mesh((n, n)), axis, colour)
+            picture = _line_step(mesh, axis, colour)
             bar = _shard_bar(cells, square, colour, f"{share} of the {name} half")
             body = stacked([picture, bar], gap=4, centred=True)
             title = f"{step + 1}. {kind} {'YX'[axis]}"
@@ -282,12 +282,7 @@ def two_d_steps(n: int) -> Panel:
     return stacked(strips, gap=22)
 
 
-def forwarding_steps(mesh: Mesh) -> Panel:
-    """Return the eight steps of the forwarding scheme on a mesh with a hole (figure 10)."""
-    return _tiled_steps(_forwarding(mesh, "sum"), mesh, columns=4)
-
-
-def update_steps(mesh: Mesh) -> Panel:
+def _update_steps(mesh: Mesh) -> Panel:
     """Return the steps of a sharded update by forwarding: owners are on the blue rings alone."""
     layout = fault_tolerant_layout(mesh)
     steps = _forwarding(mesh, "weights")

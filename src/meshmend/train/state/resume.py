@@ -63,13 +63,8 @@ def folder_owner(
     """
     if saving is None:
         return None
-    resumes = resume is not None and is_same_folder(resume, saving.folder)
+    resumes = resume is not None and resume.resolve() == saving.folder.resolve()
     return new_owner(saving.folder, run_id(), resumes=resumes)
-
-
-def is_same_folder(one: Path, other: Path) -> bool:
-    """Whether two paths name the same folder."""
-    return one.resolve() == other.resolve()
 
 
 def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -> Loaded:
