@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from documented_commands import DocumentedCommand, documented_commands
-from forked_script import run_forked
+from forked_script import COMMAND_LINE, run_forked
 from meshmend.cli.main import commands_by_name
 from testbeds import why_not
 from waiting import HANG_S
@@ -63,7 +63,6 @@ NAMED = sorted(
     | {(each.page, each.line) for each in COMMANDS if each.line.startswith("meshmend ")}
 )
 BY_NAME = commands_by_name()
-IMPORTED = ("meshmend.cli.main", "meshmend.cli.plan", "meshmend.cli.simulate", "meshmend.cli.show")
 HIDDEN = {"meshmend slurm-job"}  # a job file runs it
 GROUPS = {name.rpartition(" ")[0] for name in BY_NAME}
 
@@ -125,7 +124,7 @@ def run_forked_if_quick(command: DocumentedCommand) -> subprocess.CompletedProce
     """Run a command; importing what a quick one needs takes longer than what it does."""
     program, *words = shlex.split(command.line, comments=True)
     if program == "meshmend" and not is_slow(command) and ">" not in words:
-        return run_forked("forked.py", *words, imported=IMPORTED)
+        return run_forked("forked.py", *words, imported=COMMAND_LINE)
     return subprocess.run(
         ["bash", "-c", command.line],
         stdout=subprocess.PIPE,

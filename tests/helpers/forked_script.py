@@ -1,29 +1,35 @@
 """Runs scripts in forks of a process that has imported torch, which takes longer than most jobs.
 
-    python forked_script.py torch ...
+    python forked_script.py PID ADDRESS torch ...
 
-is that process. It reads what to run from standard input, one JSON object a line, and prints each
-exit status. It is started at first use and does nothing else: forks need a quiet parent.
+is that process. It listens on a Unix socket with this abstract address, forks for each caller that
+sends what to run, as one line of JSON, and answers with the exit status. It ends with the process
+PID. All processes of a test run share it; the first that needs it starts it. It does nothing else:
+forks need a quiet parent.
 """
 
 import atexit
 import json
 import os
 import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.settings import Settings
 from meshmend.processes import die_with_parent, without_garbage
 from meshmend.topology.mesh import Mesh
-from waiting import HANG_S
+from waiting import HANG_S, until
 
 # Every optimizer imports the first of them when it is made.
 TORCH = (
@@ -33,7 +39,14 @@ TORCH = (
     "meshmend.train.torch.elastic_group",
     "meshmend.torch.group_factory",
 )
-JAX = ("torch", "optax", "meshmend.launch.elastic", "meshmend.train.jax.job")
+# Of the packages that a test may take away, these import none.
+COMMAND_LINE = (
+    "meshmend.cli.main",
+    "meshmend.cli.plan",
+    "meshmend.cli.simulate",
+    "meshmend.cli.show",
+)
+JAX = (*TORCH, "optax", "meshmend.train.jax.job")
 
 
 @dataclass(frozen=True)
@@ -54,47 +67,90 @@ def run_forked(
 
     It runs in a fork of a process that has imported some modules, by default torch.
     """
-    line, parent = [script, *arguments], _parent(imported)
-    assert parent.stdin is not None
-    assert parent.stdout is not None
+    line = [script, *arguments]
     with TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         request = _Request(line, dict(os.environ), str(Path.cwd()), str(out), str(err))
-        print(json.dumps(asdict(request)), file=parent.stdin, flush=True)
-        code = int(parent.stdout.readline())
+        code = int(_asked(imported, json.dumps(asdict(request))))
         return subprocess.CompletedProcess(line, code, out.read_text(), err.read_text())
 
 
-_parents: dict[tuple[str, ...], subprocess.Popen[str]] = {}
+def run_program(
+    text: str, imported: tuple[str, ...] = COMMAND_LINE
+) -> subprocess.CompletedProcess[str]:
+    """Return how a program ended and what it printed, as `run_forked` does."""
+    with TemporaryDirectory() as folder:
+        script = Path(folder, "program.py")
+        script.write_text(text)
+        return run_forked(str(script), imported=imported)
 
 
-def _parent(imported: tuple[str, ...]) -> subprocess.Popen[str]:
-    """Return a process that forks and has imported all of these; start one if there is none.
+_started: list[subprocess.Popen[bytes]] = []
 
-    It ends with its standard input, or when this process dies.
+
+def _asked(imported: tuple[str, ...], request: str) -> str:
+    """Return what a process that has imported all of these answers; start one if there is none.
+
+    One that has imported torch makes those that shall import more.
     """
-    for others, parent in _parents.items():
-        if set(imported) <= set(others):
-            return parent
-    _parents[imported] = subprocess.Popen(
-        [sys.executable, __file__, *imported],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return _parents[imported]
+    runner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    address = f"meshmend-tests-{runner}-{crc32(repr(imported).encode())}"
+    caller = socket.socket(socket.AF_UNIX)
+    with caller, caller.makefile("rw") as line:
+        if not _is_reached(caller, address):
+            if imported[: len(TORCH)] == TORCH != imported:
+                _asked(TORCH, json.dumps([address, *imported[len(TORCH) :]]))
+            else:
+                command = [sys.executable, __file__, str(runner), address, *imported]
+                null = subprocess.DEVNULL
+                _started.append(subprocess.Popen(command, stdin=null, stdout=null))
+            until(lambda: _is_reached(caller, address))
+        print(request, file=line, flush=True)
+        return line.readline()
 
 
-def _serve() -> _Request | None:
-    """Fork for each request; return the request in the fork, and None at the end of all."""
-    parent = os.getpid()
-    for text in sys.stdin:
-        request = _Request(**json.loads(text))
+def _is_reached(caller: socket.socket, address: str) -> bool:
+    with suppress(ConnectionRefusedError):
+        caller.connect(f"\0{address}")
+        return True
+    return False
+
+
+def _serve(runner: int, address: str, imported: list[str]) -> _Request:
+    """Fork for each caller; return the request in the fork. Another may have been faster."""
+    listener, its_end = socket.socket(socket.AF_UNIX), os.pidfd_open(runner)
+    try:
+        listener.bind(f"\0{address}")
+    except OSError:
+        os._exit(0)
+    listener.listen(64)
+    _load(imported)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    server = os.getpid()
+    while its_end not in select.select([listener.fileno(), its_end], [], [])[0]:
+        caller, _ = listener.accept()
+        with caller:
+            if os.fork() == 0:
+                listener.close()
+                return _answer(caller, runner, server)
+    os._exit(0)
+
+
+def _answer(caller: socket.socket, runner: int, server: int) -> _Request:
+    """Serve with more imported, or wait for a script; return the request in the fork for that."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with caller.makefile("rw") as line:
+        asked = json.loads(line.readline())
+        if isinstance(asked, list):
+            print(0, file=line, flush=True)
+            return _serve(runner, asked[0], asked[1:])
+        die_with_parent(server)
+        waiting = os.getpid()
         if (pid := os.fork()) == 0:
-            die_with_parent(parent)
-            return request
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-    return None
+            die_with_parent(waiting)
+            return _Request(**asked)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=line, flush=True)
+        os._exit(0)
 
 
 def _run(request: _Request) -> None:
@@ -138,7 +194,4 @@ def _load(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent(os.getppid())
-    _load(sys.argv[1:])
-    if (request := _serve()) is not None:
-        _run(request)
+    _run(_serve(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
