@@ -1,17 +1,15 @@
 """`meshmend train --framework jax` as a user types it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from commanding import commands
+from forked_script import run_program
 from meshmend.cli.main import run_line
 from meshmend.planning.compile_once import compile_once
 from packages import needs
-from waiting import HANG_S
 
 pytestmark = needs("jax", "optax", "sklearn", "tensorboardX")
 
@@ -50,9 +48,7 @@ def test_without_its_packages_one_line_says_what_to_install(
         "from meshmend.cli.main import run_line\n"
         f"sys.exit(run_line(['train', '--framework', {framework!r}]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    done = run_program(program)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (

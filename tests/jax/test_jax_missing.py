@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from forked_script import run_program
 from virtual_devices import needs_jax
 
 
@@ -16,7 +17,7 @@ def test_without_jax_the_package_says_what_to_install() -> None:
         "except InputError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_program(program)
 
     assert done.stderr == ""
     assert done.stdout == (
@@ -31,7 +32,7 @@ def test_lowering_a_plan_needs_no_jax() -> None:
         "from meshmend.cli.main import run_line\n"
         "sys.exit(run_line(['plan', '--mesh', '2x2', '--lower', 'jax', '--json']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_program(program)
 
     assert done.returncode == 0, done.stderr
     assert '"lowered": {"steps": ' in done.stdout

@@ -1,7 +1,6 @@
 """Without Ray, `meshmend.launch.ray` says in one line what to install."""
 
-import subprocess
-import sys
+from forked_script import run_program
 
 
 def test_without_ray_the_module_says_what_to_install() -> None:
@@ -14,7 +13,7 @@ def test_without_ray_the_module_says_what_to_install() -> None:
         "except InputError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_program(program)
 
     assert done.stderr == ""
     assert done.stdout == (

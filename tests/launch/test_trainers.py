@@ -3,12 +3,12 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from commanding import Ended, meshmend_run
+from forked_script import TORCH, run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
 STRIKE = ("--inject", "kill 0,0 at 10", "--inject", "repair 0,0 at 20")  # the chip that leads
@@ -248,7 +248,7 @@ def test_without_the_package_the_module_says_what_to_install(
         "except InputError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_program(program, TORCH)
 
     assert (done.stderr, done.stdout) == (
         "",
