@@ -237,12 +237,12 @@ def trust_cut_links_for_ever(patch: Patch) -> None:
 # another one.
 MUTANTS: dict[Callable[[Patch], None], int] = {
     let_any_holder_be_enough: 8,
-    count_colours_of_stale_states: 17,
+    count_colours_of_stale_states: 110,
     count_a_step_before_all_have_done_it: 74,
     keep_no_state_beside: 47,
     forget_what_was_tried: 28,
     let_spares_train: 0,
-    trust_cut_links_for_ever: 74,
+    trust_cut_links_for_ever: 158,
 }
 
 
