@@ -19,6 +19,7 @@ Prints one JSON object: how it ended, the events, and what the ledgers say.
 
 import itertools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,24 @@ def of_kind(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 def losses(result: dict[str, Any]) -> dict[int, float]:
     """Return the loss of each step."""
     return {event["step"]: event["loss"] for event in of_kind(result, "step")}
+
+
+def check_same_losses(
+    result: dict[str, Any], other: dict[str, Any], *, after: int = 0, **tolerance: float
+) -> None:
+    """Compare the losses of the steps that both jobs tell of, which are not all on a busy machine.
+
+    Raises:
+        AssertionError: that many are told of by one alone, or the first loss that differs.
+    """
+    ours, theirs = (
+        {at: loss for at, loss in losses(job).items() if at > after} for job in (result, other)
+    )
+    both = ours.keys() & theirs.keys()
+    assert len(both) > max(len(ours), len(theirs)) / 2
+    for step in sorted(both):
+        close = math.isclose(ours[step], theirs[step], **(tolerance or {"rel_tol": 1e-4}))
+        assert close, (step, ours[step], theirs[step])
 
 
 def is_seen(event: dict[str, Any], kind: str, n_chips: int | None) -> bool:

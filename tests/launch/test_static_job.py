@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from commanding import commands, meshmend_run
+from ports import free_port
 from waiting import HANG_S, until
 
 pytest.importorskip("torch")
@@ -207,13 +208,14 @@ dist.destroy_process_group()
 def test_two_agents_of_torchrun_make_one_mesh(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(TORCHRUN)
+    port = free_port()
     environment = os.environ | {"MESHMEND_MESH": "2x3", "MESHMEND_FAIL": "0,1 0,0"}
     agents = [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
                 *("--nproc-per-node", "2", "--node-rank", str(node)),
-                *("--master-addr", "127.0.0.1", "--master-port", "29531", str(script)),
+                *("--master-addr", "127.0.0.1", "--master-port", str(port), str(script)),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

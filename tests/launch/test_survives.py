@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastic_job import elastic, losses, of_kind
+from elastic_job import check_same_losses, elastic, losses, of_kind
 from waiting import HANG_S
 
 
@@ -25,14 +25,6 @@ def check_nothing_lost(result: dict[str, Any], *, steps: int, batch: int = 48) -
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The losses of one chip alone: those of any mesh, because the batch is the same."""
     return elastic(tmp_path_factory.mktemp("run"), mesh="1x1", steps=60)
-
-
-def check_same_losses(result: dict[str, Any], other: dict[str, Any]) -> None:
-    ours, theirs = losses(result), losses(other)
-    both = ours.keys() & theirs.keys()
-    assert len(both) > len(theirs) / 2  # not every step is told of
-    for step in both:
-        assert ours[step] == pytest.approx(theirs[step], rel=1e-4)
 
 
 def test_a_board_killed_at_any_moment_of_a_step_costs_no_sample_and_no_bit(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commanding import meshmend_run
-from elastic_job import elastic, losses, of_kind
+from elastic_job import check_same_losses, elastic, losses, of_kind
 from forked_script import JAX, run_forked
 from meshmend.train.state.checkpoint import complete_steps
 from packages import needs
@@ -55,7 +55,7 @@ def test_a_killed_chip_comes_back_and_the_losses_are_those_of_one_chip(
     assert repaired["chips"] == [4, 3, 4]
     assert repaired["audit"]["hashed"] == 20
     assert len(losses(alone)) == 20
-    assert losses(repaired) == pytest.approx(losses(alone), abs=1e-6)
+    check_same_losses(repaired, alone, abs_tol=1e-6)
 
 
 def test_no_program_is_compiled_after_the_start_not_even_for_another_number_of_chips(
@@ -76,8 +76,8 @@ def test_a_job_resumed_on_other_chips_goes_on_with_the_same_losses(
 
     resumed = jax_job(tmp_path / "run", mesh="1x1", steps=20, resume=str(saved))
 
-    expected = {step: loss for step, loss in losses(alone).items() if step > 16}
-    assert losses(resumed) == pytest.approx(expected, abs=1e-6)
+    assert min(losses(resumed)) > 16
+    check_same_losses(resumed, alone, after=16, abs_tol=1e-6)
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_half_precision_and_chips_without_samples_change_nothing(tmp_path: Path)
         for mesh in ("1x1", "1x5")
     ]
 
-    assert losses(jobs[0]) == pytest.approx(losses(jobs[1]), abs=1e-3)
+    check_same_losses(*jobs, abs_tol=1e-3)
 
 
 WRONG = """
