@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from forked_script import run_program
+
 PROGRAM = """
 import logging, sys, threading, warnings
 from meshmend.cli.console import note
@@ -18,6 +20,8 @@ start_json_log()
 set_log_context(job="ours", chip=(0, 1))
 {body}
 """
+
+MAIN = "import sys\nfrom meshmend.cli.main import main\nsys.argv[1:] = {line}\nmain()\n"
 
 
 def written(body: str) -> list[dict[str, Any]]:
@@ -89,9 +93,7 @@ def test_threads_do_not_mix_their_lines() -> None:
     ],
 )
 def test_bad_input_is_one_object(line: list[str], words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "meshmend", *line], capture_output=True, check=False
-    )
+    done = run_program(MAIN.format(line=line))
 
     (found,) = [json.loads(each) for each in done.stderr.splitlines()]
     assert done.returncode == 2
@@ -101,8 +103,6 @@ def test_bad_input_is_one_object(line: list[str], words: str) -> None:
 
 def test_the_option_of_a_script_is_not_ours() -> None:
     line = ["worker", "--coordinator", "x", "--mesh", "2x2", "a.py", "--log-json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "meshmend", *line], capture_output=True, check=False, text=True
-    )
+    done = run_program(MAIN.format(line=line))
 
     assert done.stderr.startswith("meshmend: --coordinator needs HOST:PORT")
