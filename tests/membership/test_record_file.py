@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from meshmend.errors import InputError
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, VoidGeneration
 from meshmend.membership.messages import FRESH
 from meshmend.membership.record_file import (
     VERSION,
     RecordFile,
     RecordSaver,
+    check_record,
     load_history,
+    record_text,
 )
 from small_disks import small_disk
 
@@ -171,3 +174,19 @@ def test_what_follows_a_record_that_cannot_be_read_is_no_new_beginning(tmp_path:
 
     assert load_history(path, "job").is_unknown
     assert not load_history(path, "job").is_new
+
+
+def test_a_file_with_the_record_of_another_job_and_a_folder_are_refused(tmp_path: Path) -> None:
+    """A coordinator would overwrite the one, and then the other job would begin at step 0."""
+    file = tmp_path / "coordinator.json"
+    check_record(file, "ours", forget=False)
+    file.write_text(record_text(CoordinatorRecord("theirs")))
+
+    with pytest.raises(InputError, match="is the record of job 'theirs', but this is job 'ours'"):
+        check_record(file, "ours", forget=False)
+    with pytest.raises(InputError, match=f"needs a file, but {tmp_path} is a folder"):
+        check_record(tmp_path, "ours", forget=True)
+    check_record(file, "theirs", forget=False)
+    check_record(file, "ours", forget=True)
+    file.write_text("torn")
+    check_record(file, "ours", forget=False)

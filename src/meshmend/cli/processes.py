@@ -105,6 +105,7 @@ def coordinator_command(
     from meshmend.launch.hosts import board_from, secret_from
     from meshmend.launch.termination import TERMINATED, terminable
     from meshmend.membership.job import JobSpec
+    from meshmend.membership.record_file import check_record
     from meshmend.topology.text import configured_mesh
     from meshmend.transport.listener import parse_address
 
@@ -118,6 +119,8 @@ def coordinator_command(
         raise InputError(
             f"{'--new' if new else '--restarted'} needs --state FILE, the record of an earlier run"
         )
+    if state is not None:
+        check_record(state, job, forget=new)
     with terminable():
         try:
             listener, scraped = _listeners(endpoint, metrics_endpoint)

@@ -52,6 +52,25 @@ def history_of(text: str, job: str) -> History:
     return History(record if record.job == job else CoordinatorRecord(job))
 
 
+def check_record(path: Path, job: str, *, forget: bool) -> None:
+    """Check that a coordinator of this job may keep its record in a file.
+
+    Raises:
+        InputError: it is a folder, or holds the record of another job that is not to be forgotten.
+    """
+    if path.is_dir():
+        raise InputError(f"--state needs a file, but {path} is a folder; name a file in it")
+    try:
+        owner = _record_of(path.read_text(encoding="utf-8")).job
+    except (OSError, ValueError, RecursionError, MessageError):
+        return  # there is none yet, or it is damaged: `load_history` deals with that
+    if owner != job and not forget:
+        raise InputError(
+            f"{path} is the record of job {owner!r}, but this is job {job!r}, which would replace "
+            "it; name another file with --state, or forget that job with --new"
+        )
+
+
 class RecordFile:
     """A coordinator's record on disk, which another coordinator of its job may replace.
 
