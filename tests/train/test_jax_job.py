@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,9 @@ import pytest
 
 from commanding import meshmend_run
 from elastic_job import check_same_losses, elastic, losses, of_kind
-from forked_script import JAX, run_forked
+from forked_script import JAX, run_forked, run_program
 from meshmend.train.state.checkpoint import complete_steps
 from packages import needs
-from waiting import HANG_S
 
 pytestmark = needs("jax", "optax")
 
@@ -327,9 +324,7 @@ print(json.dumps([(mb("VmHWM") - before) / state_mb, ARRAYS.digest(own.state()) 
 
 def test_a_chip_that_joins_needs_the_memory_of_one_state() -> None:
     """It gives up its own arrays, which cannot be written over, and then what came, one by one."""
-    done = subprocess.run(
-        [sys.executable, "-c", JOINING], capture_output=True, text=True, check=False, timeout=HANG_S
-    )
+    done = run_program(JOINING, JAX)
     assert done.returncode == 0, done.stderr
 
     peak, is_equal = json.loads(done.stdout)
