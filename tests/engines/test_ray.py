@@ -38,26 +38,25 @@ from meshmend.train.data.audit import audit
 
 pytestmark = pytest.mark.engines
 
+# On a machine that has nothing else to do.
 STEPS_AGAIN_S = 2.0  # the others step again so soon after a death
 SINGLE = {"mesh.board": "1x1"}  # each chip fails alone
-BACK_S = 10.0  # the chip that died steps again so soon, on a machine that has nothing else to do
+BACK_S = 10.0  # the chip that died steps again so soon
 IMPORTS = "import ray, torch, meshmend.train.torch.job; torch.optim.SGD([torch.zeros(1)])"
 
-# Each worker writes a line for each step that counts: the time and the step. The job stops before
-# its last step until the gate is open.
+# Each worker writes a line for each step that counts: the time and the step. It trains until the
+# gate is open: a busy machine may take minutes for what a test waits for.
 SCRIPT = training_script(
-    "batch=32, steps=n_steps",
+    "batch=32, steps=1_000_000",
     """
     if counts:
         steps.write(f"{time.time()} {job.step_number}\\n")
-    if not gate.exists():
-        time.sleep(0.1)  # leaves the processors to what is started meanwhile
-    while job.step_number == n_steps - 1 and not gate.exists():
-        time.sleep(0.02)
+    time.sleep(0.1)  # leaves the processors to what is started meanwhile
+    if (folder / "gate").exists():
+        job.stop()
     """,
     first="""
-    n_steps, folder = int(sys.argv[1]), Path(sys.argv[2])
-    gate = folder / "gate"
+    folder = Path(sys.argv[1])
     chip = os.environ["MESHMEND_CHIP"]
     if (folder / f"broken {chip}").exists():
         raise OSError("this chip is broken")
@@ -114,15 +113,15 @@ class Watched:
             return self.steps(chip, after, by_new=after if chip in new else 0.0)[1:]
 
         chips = [chip for chip in self.mesh.live if chip not in without]
-        until(lambda: all(map(steps, chips)), timeout_s=120, why=self.told)
+        until(lambda: all(map(steps, chips)), why=self.told)
         return max(steps(chip)[0] for chip in chips)
 
-    def finish(self, n_steps: int) -> None:
+    def finish(self) -> None:
         """Let the job end; check that it did, and that every sample was used once."""
         (self.folder / "gate").touch()
         self.run.wait()
         found = audit(self.folder / "run" / "ledger")
-        assert (self.folder / "finished").read_text() == str(n_steps)
+        n_steps = int((self.folder / "finished").read_text())
         assert (found.steps, found.used) == (n_steps, n_steps * 32)
         assert (found.lost, found.repeated) == (0, 0)
         assert not found.split
@@ -158,12 +157,11 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
     jobs: list[Watched] = []
 
     def start_job(
-        shape: str, n_steps: int, *, hosts: str = "", settings: Mapping[str, object] | None = None
+        shape: str, *, hosts: str = "", settings: Mapping[str, object] | None = None
     ) -> Watched:
         files = {"job.run_dir": str(tmp_path / "run"), "job.name": f"job-{tmp_path.name}"}
-        arguments = (str(n_steps), str(tmp_path))
         job = RayJob.on(
-            shape, script, arguments, hosts=hosts, settings={**files, **(settings or {})}
+            shape, script, (str(tmp_path),), hosts=hosts, settings={**files, **(settings or {})}
         )
         jobs.append(Watched(submit(job), tmp_path, job.mesh))
         return jobs[-1]
@@ -177,7 +175,7 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
 def test_a_killed_worker_is_back_at_once_and_a_killed_coordinator_is_missed_by_nobody(
     start: Callable[..., Watched],
 ) -> None:
-    job = start("2x2", 900, hosts="1x2", settings=SINGLE)
+    job = start("2x2", hosts="1x2", settings=SINGLE)
     job.all_step()
     killed = kill(job.pid((0, 1)))
     again = job.all_step(killed, without=((0, 1),)) - killed
@@ -186,18 +184,18 @@ def test_a_killed_worker_is_back_at_once_and_a_killed_coordinator_is_missed_by_n
     lost = kill(*coordinators)
     job.all_step(lost)
     status = job.run.status()
-    until(lambda: job.run.status().n_connected == 4, timeout_s=60, why=job.told)
+    until(lambda: job.run.status().n_connected == 4, why=job.told)
     print(f"worker killed: others step after {again:.2f} s, it after {back:.2f} s")
 
     assert len(coordinators) == 1
     assert status.outcome is None
-    assert again < STEPS_AGAIN_S
-    assert is_back_in_time(back)
-    job.finish(900)
+    assert is_in_time(again, STEPS_AGAIN_S)
+    assert is_in_time(back, BACK_S)
+    job.finish()
 
 
 def test_a_killed_host_is_back_on_its_node(start: Callable[..., Watched]) -> None:
-    job = start("2x2", 900, hosts="1x2", settings=SINGLE)
+    job = start("2x2", hosts="1x2", settings=SINGLE)
     job.all_step()
     host = psutil.Process(job.pid((1, 0))).parent().parent()
     assert "RayHost" in host.name() + " ".join(host.cmdline())
@@ -205,21 +203,21 @@ def test_a_killed_host_is_back_on_its_node(start: Callable[..., Watched]) -> Non
     lost = ((1, 0), (1, 1))
     workers = [job.pid(chip) for chip in lost]
     killed = kill(host.pid)
-    until(lambda: not any(map(is_running, workers)), timeout_s=10)
+    until(lambda: not any(map(is_running, workers)))
     again = job.all_step(time.time(), without=lost) - killed
     back = job.all_step(killed, new=lost) - killed
     print(f"host's actor killed: others step after {again:.2f} s, its chips after {back:.2f} s")
 
-    assert again < STEPS_AGAIN_S
-    assert is_back_in_time(back)
+    assert is_in_time(again, STEPS_AGAIN_S)
+    assert is_in_time(back, BACK_S)
     assert job.run.status().nodes == nodes
-    job.finish(900)
+    job.finish()
 
 
 def test_a_killed_node_is_replaced_by_a_new_one(
     cluster: Any, start: Callable[..., Watched]
 ) -> None:
-    job = start("4x4", 900, hosts="2x2")
+    job = start("4x4", hosts="2x2")
     job.all_step()
     lost = ((0, 2), (0, 3), (1, 2), (1, 3))
     before = job.run.status().nodes
@@ -231,17 +229,17 @@ def test_a_killed_node_is_replaced_by_a_new_one(
     after = job.run.status().nodes
     print(f"node killed: others step after {again:.2f} s, its chips {back:.2f} s after a new node")
 
-    assert again < STEPS_AGAIN_S
-    assert is_back_in_time(back)
+    assert is_in_time(again, STEPS_AGAIN_S)
+    assert is_in_time(back, BACK_S)
     assert after[1] != before[1]
     assert (after[0], after[2], after[3]) == (before[0], before[2], before[3])
-    job.finish(900)
+    job.finish()
 
 
 def test_a_killed_node_is_replaced_by_a_spare_one_at_once(
     cluster: Any, start: Callable[..., Watched]
 ) -> None:
-    job = start("2x2", 900, hosts="1x2")
+    job = start("2x2", hosts="1x2")
     job.all_step()
     lost = ((0, 0), (0, 1))
     killed = kill_node(cluster, job.run.status().nodes[0])
@@ -250,15 +248,15 @@ def test_a_killed_node_is_replaced_by_a_spare_one_at_once(
     add_node(cluster)
     print(f"node killed: others step after {again:.2f} s, its chips on a spare after {back:.2f} s")
 
-    assert again < STEPS_AGAIN_S
-    assert is_back_in_time(back)
-    job.finish(900)
+    assert is_in_time(again, STEPS_AGAIN_S)
+    assert is_in_time(back, BACK_S)
+    job.finish()
 
 
 def test_a_node_and_the_coordinator_that_are_killed_together_come_back(
     cluster: Any, start: Callable[..., Watched]
 ) -> None:
-    job = start("1x3", 900, hosts="1x1", settings=SINGLE)
+    job = start("1x3", hosts="1x1", settings=SINGLE)
     job.all_step()
     before = job.run.status().nodes
     killed = kill_node(cluster, before[2])
@@ -271,52 +269,52 @@ def test_a_node_and_the_coordinator_that_are_killed_together_come_back(
 
     assert after[:2] == before[:2]
     assert after[2] != before[2]
-    job.finish(900)
+    job.finish()
 
 
 def test_a_coordinator_that_hangs_is_started_again(start: Callable[..., Watched]) -> None:
-    job = start("1x2", 900, hosts="1x1", settings=SINGLE)
+    job = start("1x2", hosts="1x1", settings=SINGLE)
     job.all_step()
     (frozen,) = ray_processes("RayCoordinator")
     os.kill(frozen, signal.SIGSTOP)
     stopped = time.time()
-    until(lambda: not is_running(frozen), timeout_s=120)
+    until(lambda: not is_running(frozen))
     noticed = time.time() - stopped
     job.all_step(time.time())
-    until(lambda: job.run.status().n_connected == 2, timeout_s=60, why=job.told)
+    until(lambda: job.run.status().n_connected == 2, why=job.told)
     back = time.time() - stopped
     killed = kill(job.pid((0, 1)))
     job.all_step(killed, new=((0, 1),))
     print(f"coordinator frozen: killed after {noticed:.1f} s, at work again after {back:.1f} s")
 
-    job.finish(900)
+    job.finish()
 
 
 def test_a_script_that_goes_on_after_its_loop_keeps_its_coordinator(
     start: Callable[..., Watched],
 ) -> None:
-    job = start("1x1", 20, settings=SINGLE)
+    job = start("1x1", settings=SINGLE)
     for name in ("goes on", "gate"):
         (job.folder / name).touch()
-    until((job.folder / "finished").exists, timeout_s=300, why=job.told)
+    until((job.folder / "finished").exists, why=job.told)
     coordinators = ray_processes("RayCoordinator")
     finished = time.monotonic()
     until(lambda: time.monotonic() > finished + 20)  # a coordinator that hung would be killed
 
     assert ray_processes("RayCoordinator") == coordinators
     (job.folder / "goes on").unlink()
-    job.finish(20)
+    job.finish()
 
 
 def test_settings_reach_the_workers(start: Callable[..., Watched]) -> None:
     settings = {"job.check_shares": 50, "timing.link_timeout": 3, "sums.checksum": True}
-    job = start("1x2", 900, settings=SINGLE | settings)
+    job = start("1x2", settings=SINGLE | settings)
     job.all_step()
     variables = (job.folder / "0,1 variables").read_text().splitlines()
     told = {"MESHMEND_CHECK_SHARES=50", "MESHMEND_LINK_TIMEOUT=3", "MESHMEND_CHECKSUM=1"}
 
     assert told <= set(variables)
-    job.finish(900)
+    job.finish()
 
 
 def test_a_chip_that_computes_wrong_numbers_leaves_alone(cluster: Any, tmp_path: Path) -> None:
@@ -339,18 +337,18 @@ def test_a_chip_that_computes_wrong_numbers_leaves_alone(cluster: Any, tmp_path:
 def test_a_host_that_fails_alone_tries_again_on_another_node(
     start: Callable[..., Watched],
 ) -> None:
-    job = start("1x2", 900, hosts="1x1", settings=SINGLE)
+    job = start("1x2", hosts="1x1", settings=SINGLE)
     job.all_step()
     before = job.run.status().nodes
     (job.folder / "broken 0,1").touch()
     kill(job.pid((0, 1)))
-    until(lambda: job.run.status().nodes[1] != before[1], timeout_s=120, why=job.told)
+    until(lambda: job.run.status().nodes[1] != before[1], why=job.told)
     (job.folder / "broken 0,1").unlink()
     mended = time.time()
     job.all_step(mended, new=((0, 1),))
 
     assert job.run.status().nodes[0] == before[0]
-    job.finish(900)
+    job.finish()
 
 
 def test_the_example_trains_a_function_on_a_cluster(cluster: Any) -> None:
@@ -396,7 +394,7 @@ def test_a_job_outlives_the_process_that_started_it(cluster: Any, tmp_path: Path
         "import sys, ray\n"
         "from meshmend.launch.ray import RayJob, submit\n"
         "ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)\n"
-        "job = {'settings': {'job.name': 'outlives'}, 'arguments': ('500', sys.argv[3])}\n"
+        "job = {'settings': {'job.name': 'outlives'}, 'arguments': (sys.argv[3],)}\n"
         "submit(RayJob.on('1x2', sys.argv[2], **job))\n"
     )
     line = (sys.executable, "-c", program, cluster.address, tmp_path / "train.py", tmp_path)
@@ -407,7 +405,7 @@ def test_a_job_outlives_the_process_that_started_it(cluster: Any, tmp_path: Path
     (tmp_path / "gate").touch()
     run.wait()
 
-    assert (tmp_path / "finished").read_text() == "500"
+    assert (tmp_path / "finished").exists()
     with pytest.raises(InputError, match="no job of the name 'outlives'"):
         attach("outlives")
 
@@ -415,13 +413,13 @@ def test_a_job_outlives_the_process_that_started_it(cluster: Any, tmp_path: Path
 def test_a_cancelled_job_leaves_no_process_and_its_secret_is_in_no_command_and_no_log(
     start: Callable[..., Watched],
 ) -> None:
-    job = start("2x2", 900, hosts="1x2", settings=SINGLE)
+    job = start("2x2", hosts="1x2", settings=SINGLE)
     job.all_step()
     pids = [job.pid(chip) for chip in job.mesh.live]
     secret = psutil.Process(pids[0]).environ()["MESHMEND_SECRET"]
     commands = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
     job.run.cancel()
-    until(lambda: not any(map(is_running, pids)), timeout_s=10)
+    until(lambda: not any(map(is_running, pids)))
     logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path()).glob("*")
 
     assert len(secret) == 64
@@ -455,20 +453,20 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(
         train(options.pop("mesh", "2x2"), options.pop("loop", print), **options)
 
 
-def is_back_in_time(back_s: float) -> bool:
-    """Whether a chip was back soon enough; a busy machine may take as much longer as it is busy.
+def is_in_time(found_s: float, usual_s: float) -> bool:
+    """Whether chips stepped soon enough; a busy machine may take as much longer as it is busy.
 
     How busy it is, a process tells that imports what a host imports: by the time that it takes, and
     the processor time that it gets.
     """
-    if back_s < BACK_S:
+    if found_s < usual_s:
         return True
     began, used = time.monotonic(), os.times()
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)
     took_s, after = time.monotonic() - began, os.times()
     cpu_s = after.children_user + after.children_system - used.children_user - used.children_system
     print(f"this machine is busy: {cpu_s:.1f} s of a processor take {took_s:.1f} s")
-    return back_s < BACK_S * took_s / cpu_s
+    return found_s < usual_s * took_s / cpu_s
 
 
 def kill(*pids: int) -> float:
