@@ -344,6 +344,28 @@ def test_an_error_of_the_script_itself_is_not_retried(tmp_path: Path) -> None:
             "            pass",
             "retrying needs a step of its own, because each block counts as one",
         ),
+        (
+            2,
+            "meshmend.torch.reconfigure(torch.optim.SGD(model.parameters(), lr=0.1))\n"
+            "for step in meshmend.torch.steps(2):\n"
+            "    with meshmend.torch.retrying():\n"
+            "        pass",
+            "but did not get a parameter of shape [1, 1]: a chip that joins would have another one",
+        ),
+        *(
+            (
+                2,
+                "import torch.distributed as dist\n"
+                "dist.init_process_group('meshmend')\n"
+                "whole = torch.nn.parallel.DistributedDataParallel(model)\n"
+                f"meshmend.torch.reconfigure({given})\n"
+                "for step in meshmend.torch.steps(2):\n"
+                "    with meshmend.torch.retrying():\n"
+                "        whole(torch.ones(1, 1)).sum().backward()",
+                f"needs the DistributedDataParallel around the model, but got {got}",
+            )
+            for given, got in (("model", "the Linear inside of it"), ("", "nothing"))
+        ),
     ],
 )
 def test_misuse_is_refused_in_one_line(tmp_path: Path, code: int, lines: str, words: str) -> None:

@@ -11,6 +11,7 @@ before. The copies are kept from step to step, so that a step copies but allocat
 """
 
 import functools
+import gc
 import json
 import math
 import random
@@ -250,6 +251,8 @@ class GroupState:
                         "such as fp16_compress_hook, or give the state a state_dict and pass it "
                         "to reconfigure"
                     )
+        self._check_weights()
+        self._check_wrappers()
         kinds = torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler
         others = [each for each in self.objects if not isinstance(each, kinds)]
         for optimizer in self.optimizers:
@@ -258,6 +261,44 @@ class GroupState:
                     f"reconfigure needs the scheduler of {type(optimizer).__name__}, but did not "
                     "get it; pass it too: reconfigure(model, optimizer, scheduler)"
                 )
+
+    def _check_weights(self) -> None:
+        """Raise InputError if an optimizer steps what is in the state of no object.
+
+        A chip that joins would not get it, and nobody would compare it.
+        """
+        held = {
+            local_of(tensor).data_ptr()
+            for each in self.objects
+            if not isinstance(each, torch.optim.Optimizer)
+            for tensor in tensors_of(each.state_dict())
+        }
+        held |= {id(each) for module in self._modules() for each in module.parameters()}
+        for optimizer in self.optimizers:
+            for each in (each for group in optimizer.param_groups for each in group["params"]):
+                if id(each) not in held and local_of(each).data_ptr() not in held:
+                    raise InputError(
+                        f"reconfigure needs all that a {type(optimizer).__name__} steps, but did "
+                        f"not get a parameter of shape {list(each.shape)}: a chip that joins would "
+                        "have another one; pass the model that has it too, as in "
+                        "reconfigure(model, optimizer)"
+                    )
+
+    def _check_wrappers(self) -> None:
+        """Raise InputError if a `DistributedDataParallel` is in use but none of the objects."""
+        known = {id(each) for each in self._distributed()}
+        mine = {id(each) for module in self._modules() for each in module.parameters()}
+        for each in gc.get_objects():
+            if type(each) is not DistributedDataParallel or id(each) in known:
+                continue
+            if self.objects and all(id(one) not in mine for one in each.parameters()):
+                continue  # one that `build` has made for an earlier group
+            got = f"the {type(each.module).__name__} inside of it" if self.objects else "nothing"
+            raise InputError(
+                f"reconfigure needs the DistributedDataParallel around the model, but got {got}: "
+                "its sums would stay in a group that is gone; pass what "
+                "DistributedDataParallel(...) returned, as in reconfigure(model, optimizer)"
+            )
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError if an optimizer steps parameters of the objects but is none of them."""
