@@ -1,5 +1,6 @@
 """What a loop changes after a step that did not count is undone, in all that the job knows."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from commanding import meshmend_run  # noqa: E402
 from meshmend.errors import InputError  # noqa: E402
 from meshmend.train import Job  # noqa: E402
 from meshmend.train.data.samples import Share  # noqa: E402
+from meshmend.train.torch.group_state import GroupState  # noqa: E402
 from meshmend.train.torch.learner import TorchLearner  # noqa: E402
 from meshmend.train.torch.loop_state import LoopState, LoopWeights  # noqa: E402
 
@@ -237,6 +239,49 @@ def test_a_chip_that_takes_a_state_freezes_and_thaws_what_the_loop_of_the_other_
     other.load(learner.state())
 
     assert [layer.weight.requires_grad for layer in model] == [False, False, True]
+
+
+def test_a_chip_that_takes_a_state_has_the_modes_that_the_loop_of_the_other_has_set() -> None:
+    """Batch norm that rests from some step on rests on a chip that joins later, and in a resume."""
+
+    def chip() -> tuple[Any, TorchLearner]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        return model, TorchLearner(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    (model, learner), (joined, other), (resumed, third) = chip(), chip(), chip()
+    model[1].eval()
+    assert learner.begun_digest().wait() == other.begun_digest().wait()
+
+    other.load(learner.state())
+    third.load(learner.saved_state())
+
+    for each in joined, resumed:
+        assert [part.training for part in each.modules()] == [True, True, False]
+
+
+def _expanded(model: Any) -> None:
+    model.register_buffer("mask", torch.ones(1, 2).expand(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_expanded, "mask was expanded; store mask.clone()"),
+        (lambda model: model.to("meta"), "weight is on the device meta; give it values first"),
+    ],
+)
+def test_a_model_without_memory_for_a_state_is_refused(
+    change: Callable[[Any], None], words: str
+) -> None:
+    model, _ = made()
+    change(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(InputError, match=f"Job needs .*{re.escape(words)}"):
+        Job(model, optimizer, torch.utils.data.TensorDataset(torch.ones(4, 2)), batch=2, steps=1)
+    with pytest.raises(InputError, match=f"reconfigure needs .*{re.escape(words)}"):
+        GroupState([model, optimizer])
 
 
 def test_a_chip_that_joins_knows_from_the_others_which_weights_the_loop_changes() -> None:

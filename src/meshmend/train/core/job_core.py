@@ -68,7 +68,7 @@ from meshmend.train.data.samples import (
 )
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
-from meshmend.train.state.comparison import COMPARE_EVERY, MOST_NAMES, StateComparison
+from meshmend.train.state.comparison import COMPARE_EVERY, MOST_NAMES, Seen, StateComparison
 from meshmend.train.state.digest import total_of
 from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume, resumable
 from meshmend.train.state.shards import Origin
@@ -210,6 +210,7 @@ class JobCore:
         self._culprits: Culprits | None = None
         self._finding: Finding | None = None  # why it does not count
         self.after_step: list[Callable[[], object]] = []  # called after each step that counts
+        self.seen_of_stream: Callable[[], Seen | None] = lambda: None  # before this step
         self._non_finite = NonFinite(settings.non_finite, self._environment)
         self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
         self._reported = 0  # the last generation in which this chip reported a step
@@ -264,6 +265,7 @@ class JobCore:
             every=self._settings.compare_every,
             more=self._compared_progress,
             mend=self._mend if is_mended else None,
+            seen=lambda: self.seen_of_stream(),
         )
         if check_every:
             sums = SumCheck(learner, exchange)

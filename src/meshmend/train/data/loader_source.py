@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from meshmend.errors import LoaderError
 from meshmend.processes import die_with_parent
-from meshmend.train.data.sample_maker import BatchRequest, SampleMaker, is_stream
+from meshmend.train.data.sample_maker import BatchRequest, SampleMaker, Seen, is_stream
 from meshmend.train.data.samples import Order, Share, StreamOrder
 
 N_COMPARED_OF_STREAM: Final = 3  # samples, by the fingerprint of a job
@@ -77,6 +77,7 @@ class LoaderSource:
         self._iterator: Any = None
         self._deaths = _DeathWatch()
         self._owner = os.getpid()
+        self.seen: Seen | None = None  # of a stream, before the step of the last batch
         atexit.register(self._kill)
 
     def batch(self, share: Share, n_steps: int) -> Any:
@@ -88,7 +89,7 @@ class LoaderSource:
         if not self._tasks.is_expected(share):
             self._newest.value = self._tasks.begin(share, n_steps)
         self._tasks.note_step(share)
-        start, batch = self._answer()
+        start, batch, self.seen = self._answer()
         assert start == share.start, f"asked for the samples at {share.start}, but got {start}"
         return batch
 
@@ -123,12 +124,12 @@ class LoaderSource:
                 if self._iterator is None:
                     self._iterator = iter(self._loader)
                     self._deaths.watch()
-                ticket, start, made = next(self._iterator)
+                ticket, start, made, seen = next(self._iterator)
             if ticket != self._newest.value:
                 continue
             if isinstance(made, ExceptionWrapper):
                 made.reraise()  # type: ignore[no-untyped-call]
-            return start, made
+            return start, made, seen
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
@@ -188,7 +189,8 @@ class _Tasks:
             if isinstance(what, Share) and self._n_left >= 0:
                 self._ahead = _one_step_later(what)
                 indices = self._order.samples(what.start, what.stop).tolist()
-                yield _Task(self._ticket, BatchRequest(what.start, tuple(indices), self._keep_from))
+                request = BatchRequest(what.start, tuple(indices), self._keep_from, what.position)
+                yield _Task(self._ticket, request)
             else:
                 self._ahead = None
                 yield _Task(self._ticket, what if isinstance(what, int) else None)
@@ -203,20 +205,25 @@ class _Answers(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         raise NotImplementedError("loader workers ask for whole batches")
 
-    def __getitems__(self, task: Any) -> tuple[int, int, Any]:
-        """Return the ticket, the place of the first sample, and the batch, a sample or an error."""
+    def __getitems__(self, task: Any) -> tuple[int, int, Any, Seen | None]:
+        """Return the ticket, the place of the first sample, and the batch, a sample or an error.
+
+        Beside a batch: what was read of a stream before its step.
+        """
         ticket, what = task.ticket, task.what
         try:
             if isinstance(what, BatchRequest):
                 made = self._maker.batch(what, lambda: bool(self._newest.value == ticket))
-                return ticket, what.start, made
-            return ticket, 0, None if what is None else self._maker.sample(what)
+                return ticket, what.start, made, self._maker.seen(what)
+            return ticket, 0, None if what is None else self._maker.sample(what), None
         except Exception:  # raised again in the worker, if the task is still wanted there
-            return ticket, 0, ExceptionWrapper(where="in a loader worker")  # type: ignore[no-untyped-call]
+            wrapped = ExceptionWrapper(where="in a loader worker")  # type: ignore[no-untyped-call]
+            return ticket, 0, wrapped, None
 
 
 def _one_step_later(share: Share) -> Share:
-    return replace(share, start=share.start + share.batch, stop=share.stop + share.batch)
+    n = share.batch
+    return replace(share, start=share.start + n, stop=share.stop + n, position=share.position + n)
 
 
 def _as_it_is(answer: Any) -> Any:

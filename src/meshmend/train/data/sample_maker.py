@@ -12,10 +12,11 @@ the beginning.
 import copy
 import hashlib
 import random
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -25,17 +26,59 @@ from meshmend.errors import InputError
 
 Collate = Callable[[list[Any]], Any]
 
+# What is hashed of a stream: that costs less than a tenth of what it costs to seed its samples.
+_HASHED_EVERY: Final = 8  # samples; who reads other samples reads other ones of these too
+_MOST_HASHED: Final = 256  # elements of an array
+_MOST_PARTS: Final = 32  # of a list or a dict
+
 
 @dataclass(frozen=True)
 class BatchRequest:
     """Which samples make up a batch: those with these indices, whose places begin at `start`.
 
-    Samples at places from `keep_from` on may be asked for again.
+    Samples at places from `keep_from` on may be asked for again. The step begins at `position`.
     """
 
     start: int
     indices: tuple[int, ...]
     keep_from: int
+    position: int = 0
+
+
+class Seen(NamedTuple):
+    """What a chip has read of a stream: a hash of one in eight samples before a place."""
+
+    place: int
+    hash: int
+
+
+def hashed(sample: Any, before: int = 0) -> int:
+    """Return a hash of a sample and of those before it; of large arrays it looks at some elements.
+
+    What is neither an array, a number, text nor bytes counts by its type alone: nobody knows
+    which part of it is the sample.
+    """
+    if isinstance(sample, dict | list | tuple):
+        parts = list(sample.items()) if isinstance(sample, dict) else sample
+        found = zlib.crc32(b"%d" % len(parts), before)
+        for each in parts[:: -(-len(parts) // _MOST_PARTS) or 1]:
+            found = hashed(each, found)
+        return found
+    if isinstance(sample, torch.Tensor):
+        try:
+            sample = sample.detach().resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError):  # of a device, or a type that NumPy has not
+            return zlib.crc32(repr(sample.shape).encode(), before)
+    if isinstance(sample, np.ndarray | np.generic) and sample.dtype != object:
+        if sample.size > _MOST_HASHED:
+            sample = sample.reshape(-1)[:: sample.size // _MOST_HASHED]
+        return zlib.crc32(sample.tobytes(), before)
+    if isinstance(sample, bytes):
+        return zlib.crc32(sample[:_MOST_HASHED], before)
+    if isinstance(sample, str):
+        return zlib.crc32(sample[:_MOST_HASHED].encode(errors="replace"), before)
+    is_number = sample is None or isinstance(sample, bool | int | float)
+    return zlib.crc32(repr(sample if is_number else type(sample)).encode(), before)
 
 
 def is_stream(dataset: Any) -> bool:
@@ -61,6 +104,10 @@ class SampleMaker:
         if not self._is_plain:
             _seed_collation(self._seed, request.start)
         return self._collate(samples)
+
+    def seen(self, request: BatchRequest) -> Seen | None:
+        """Return what was read of a stream before the step of a batch that was made."""
+        return None if self._stream is None else self._stream.seen(request.position)
 
     def sample(self, index: int) -> Any:
         """Return one sample, with its own random numbers; of a stream, one of the first."""
@@ -96,6 +143,8 @@ class SampleStream:
     def __init__(self, dataset: Iterable[Any], seed: int) -> None:
         self._dataset, self._seed = dataset, seed
         self._kept: deque[Any] = deque()  # the samples before place `_next`, as many as these
+        self._hashes: deque[int] = deque()  # of all that was read before each of these
+        self._hash = 0
         self._iterator: Iterator[Any] | None = None
         self._next = 0
         self._epoch = 0
@@ -124,17 +173,27 @@ class SampleStream:
         first = self._next - len(self._kept)
         while self._kept and first < min(start, keep_from):
             self._kept.popleft()
+            self._hashes.popleft()
             first += 1
         # Copies: whoever makes a batch may take parts out of its samples.
         return [copy.copy(self._kept[place - first]) for place in range(start, stop)]
+
+    def seen(self, place: int) -> Seen | None:
+        """Return what was read before a place, or None if that is not known any more."""
+        at = place - (self._next - len(self._hashes))
+        return Seen(place, self._hashes[at]) if 0 <= at < len(self._hashes) else None
 
     def _read(self, keep_from: int) -> None:
         """Read the sample at the next place; keep it if it is not before `keep_from`."""
         sample = self._next_sample()
         if self._next >= keep_from:
             self._kept.append(sample)
+            self._hashes.append(self._hash)
         else:
             self._kept.clear()
+            self._hashes.clear()
+        if self._next % _HASHED_EVERY == 0:
+            self._hash = hashed(sample, self._hash)
         self._next += 1
 
     def _next_sample(self) -> Any:
@@ -156,7 +215,8 @@ class SampleStream:
     def _rewind(self) -> None:
         """Begin again with the first sample of the first pass."""
         self._kept.clear()
-        self._iterator, self._next = None, 0
+        self._hashes.clear()
+        self._iterator, self._next, self._hash = None, 0, 0
 
     def _begin_pass(self, epoch: int) -> Iterator[Any]:
         self._epoch = epoch

@@ -13,12 +13,14 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from meshmend.errors import InputError
 from meshmend.train.data.loader_source import N_COMPARED_OF_STREAM, LoaderSource
-from meshmend.train.data.sample_maker import BatchRequest, Collate, SampleMaker, is_stream
+from meshmend.train.data.sample_maker import BatchRequest, Collate, SampleMaker, Seen, is_stream
 from meshmend.train.data.samples import Order, Share, StreamOrder
 
 
 class SampleSource(Protocol):
     """Makes batches for a job; `InProcessSource` and `LoaderSource` are such."""
+
+    seen: Seen | None  # of a stream, before the step of the last batch
 
     def batch(self, share: Share, n_steps: int) -> Any:
         """Return the batch of a share, of the first of `n_steps` steps that are still to do."""
@@ -98,11 +100,14 @@ class InProcessSource:
             pins,
         )
         self._n_samples = N_COMPARED_OF_STREAM if is_stream(dataset) else len(dataset)
+        self.seen: Seen | None = None
 
     def batch(self, share: Share, n_steps: int) -> Any:
         """Return the batch of a share."""
         indices = tuple(self._order.samples(share.start, share.stop).tolist())
-        made = self._maker.batch(BatchRequest(share.start, indices, share.stop - share.batch))
+        keep_from = share.stop - share.batch
+        request = BatchRequest(share.start, indices, keep_from, share.position)
+        made, self.seen = self._maker.batch(request), self._maker.seen(request)
         return pin_memory(made) if self._pins else made  # type: ignore[no-untyped-call]
 
     def close(self) -> None:

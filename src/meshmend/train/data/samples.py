@@ -83,11 +83,15 @@ def scrambled(samples: Indices) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Share:
-    """The places of the row that one chip uses in a step: from `start` to before `stop`."""
+    """The places of the row that one chip uses in a step: from `start` to before `stop`.
+
+    `position` is where the step begins.
+    """
 
     start: int
     stop: int
     batch: int = field(default=0)
+    position: int = field(default=0, compare=False)
 
     @property
     def n_samples(self) -> int:
@@ -100,13 +104,14 @@ def share_of(position: int, batch: int, rank: int, n_ranks: int) -> Share:
         start=position + batch * rank // n_ranks,
         stop=position + batch * (rank + 1) // n_ranks,
         batch=batch,
+        position=position,
     )
 
 
 def share_by_speed(position: int, batch: int, rank: int, speeds: Speeds) -> Share:
     """Return a rank's share of the step at `position`, if ranks compute at these speeds."""
     stops = _stops_by_speed(batch, speeds)
-    return Share(position + stops[rank], position + stops[rank + 1], batch)
+    return Share(position + stops[rank], position + stops[rank + 1], batch, position)
 
 
 @lru_cache(maxsize=16)

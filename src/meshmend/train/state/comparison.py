@@ -52,6 +52,7 @@ class Compared:
     wrong: tuple[Chip, ...] = ()
 
 
+Seen = tuple[int, int]  # of a stream: a place, and a hash of all samples before it
 Mend = Callable[[int, Sequence[Chip]], None]  # gives the state of some chips to all others
 
 
@@ -71,9 +72,10 @@ class StateComparison:
         every: int,
         more: Callable[[], Mapping[str, str]] = dict,
         mend: Mend | None = None,
+        seen: Callable[[], Seen | None] = lambda: None,
     ) -> None:
         self._learner, self._exchange, self._chip, self._every = learner, exchange, chip, every
-        self._more, self._mend = more, mend
+        self._more, self._mend, self._seen = more, mend, seen
         self._strange: tuple[Chip, ...] = ()  # in the comparison before
         self._digests: BegunDigests | None = None  # of the state that is to be compared
         self._words: Mapping[str, str] = {}  # what belongs to it beside the learner's
@@ -117,8 +119,9 @@ class StateComparison:
         digests, self._digests = self._digests, None
         parts = {**digests.wait(), **self._words}
         total, strange, is_early = total_of(parts), list(self._strange), digests.is_early
-        mine = [total, self._last_equal, dict(self._shares), told, strange, is_early]
+        mine = [total, self._last_equal, dict(self._shares), told, strange, is_early, self._seen()]
         found = gather_values(self._exchange, mine)
+        self._check_samples(step, chips, [each[6] for each in found])
         totals = [str(each[0]) for each in found]
         shares = _different_shares([each[2] for each in found], chips)
         if len(set(totals)) > 1 and not shares and any(each[5] for each in found):
@@ -136,6 +139,39 @@ class StateComparison:
         self._strange = ()
         self._generation, self._last_equal = self._exchange.generation_number, step
         return Compared([each[3] for each in found])
+
+    def _check_samples(
+        self, step: int, chips: Sequence[Chip], seen: Sequence[Sequence[int] | None]
+    ) -> None:
+        """Raise ReplicasDifferError if chips have read other samples of a stream than the rest.
+
+        One that had no samples in this step may not have read as far.
+        """
+        place = max((each[0] for each in seen if each), default=0)
+        by_chip = {
+            chip: each[1]
+            for chip, each in zip(chips, seen, strict=True)
+            if each and each[0] == place
+        }
+        if len(set(by_chip.values())) <= 1:
+            return
+        (most, n_most), *_ = Counter(by_chip.values()).most_common()
+        strange = [chip for chip, each in by_chip.items() if each != most]
+        self._tell_all(StatesDiffer(self._chip, step, tuple(strange), ("samples",), 1, None), chips)
+        raise ReplicasDifferError(
+            f"a Job needs a stream that all chips read alike, but of its first {place} samples "
+            f"{', '.join(f'chip {chip}' for chip in strange)} has read others than the other "
+            f"{counted(n_most, 'chip')}; make its __iter__ the same on every chip: the job gives "
+            "each chip its share, and seeds the random numbers of Python, NumPy and torch"
+        )
+
+    def _tell_all(self, event: StatesDiffer, chips: Sequence[Chip]) -> None:
+        """Let the first chip report why the job ends, before any chip ends it."""
+        if chips[0] == self._chip:
+            coordinator_client().report(event)
+            coordinator_client().flush()
+        with suppress(TransportError):
+            self._exchange.gather_numbers([event.step])
 
     def _mended(
         self,
@@ -195,20 +231,9 @@ class StateComparison:
     ) -> None:
         (most, n_most), *_ = Counter(totals).most_common()
         strange = [chip for chip, total in zip(chips, totals, strict=True) if total != most]
-        if chips[0] == self._chip:
-            coordinator_client().report(
-                StatesDiffer(
-                    self._chip,
-                    step,
-                    tuple(strange),
-                    tuple(names[:MOST_NAMES]),
-                    len(names),
-                    since,
-                )
-            )
-            coordinator_client().flush()
-        with suppress(TransportError):  # nobody ends the job before the first chip has told it
-            self._exchange.gather_numbers([step])
+        few = tuple(names[:MOST_NAMES])
+        event = StatesDiffer(self._chip, step, tuple(strange), few, len(names), since)
+        self._tell_all(event, chips)
         is_majority = 2 * n_most > len(chips)
         who = ", ".join(f"chip {chip}" for chip in strange) or "a chip and its mirror"
         against = f"the other {counted(n_most, 'chip')}" if is_majority else "the others"

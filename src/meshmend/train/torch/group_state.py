@@ -31,7 +31,7 @@ from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.fingerprint import parameter_words
 from meshmend.train.state.state_tree import Part, Placement, map_state
 from meshmend.train.state.torch_state import TORCH, tensors_of
-from meshmend.train.torch.learner import load_other_buffers, other_buffers
+from meshmend.train.torch.learner import check_memory, load_other_buffers, other_buffers
 from meshmend.train.torch.local_tensors import (
     as_tensor_like,
     first_element,
@@ -68,6 +68,8 @@ class GroupState:
                     "its part along; pass the optimizer itself, or use "
                     "meshmend.train.Job(shard_optimizer=True)"
                 )
+            if isinstance(each, torch.nn.Module):
+                check_memory(each, "reconfigure")
         self.objects = tuple(objects)
         self._leaf = _local_leaf if is_part else _plain_leaf
         self.before = StateBefore(self.objects)

@@ -130,6 +130,7 @@ class Job(ChipJob):
             ),
             self._make_sharding if shard_optimizer else None,
         )
+        self._core.seen_of_stream = lambda: self._source.seen
 
     @property
     def optimizer_bytes(self) -> int:

@@ -59,6 +59,7 @@ class TorchLearner:
         if any(isinstance(each, torch.amp.GradScaler) for each in also):
             raise InputError("a job needs its GradScaler as scaler=, but got it in also")
         self._model = one_module(model)
+        check_memory(self._model, "Job")
         self.sharded: ShardedOptimizers | None = None
         named = self._named_optimizers = optimizers_of(optimizer)
         check_of_model(named.values(), self._model)
@@ -268,6 +269,7 @@ class TorchLearner:
             "frozen": [
                 name for name, each in self._model.named_parameters() if not each.requires_grad
             ],
+            "resting": [name for name, each in self._model.named_modules() if not each.training],
             "moving": self._loop_weights.moving,
             "optimizer": self._optimizers.state_dict(),
             "also": [part.state_dict() for part in self._also],
@@ -289,6 +291,9 @@ class TorchLearner:
         load_other_buffers(self._model, state.get("buffers", {}))
         if "frozen" in state:  # by the loop: a chip that joins has not seen that
             self._gradients.freeze(set(state["frozen"]))
+        if "resting" in state:  # in evaluation mode, by the loop
+            for name, each in self._model.named_modules():
+                each.training = name not in state["resting"]
         self._loop_weights.know(state.get("moving", self._loop_weights.moving))
         self._gradients.remember()
         if state.get("progress", {}).get("step") != 0:  # else the job begins with it
@@ -308,7 +313,7 @@ class TorchLearner:
         also = [part.state_dict() if is_compared(part) else {} for part in self._also]
         state = self.state() | {"also": also}
         # A loop may change these in a turn that not all chips have begun.
-        del state["frozen"], state["moving"]
+        del state["frozen"], state["resting"], state["moving"]
         return TORCH.begun_digest(state)
 
     def part_name(self, name: str) -> str:
@@ -339,6 +344,23 @@ def load_other_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tenso
     for name, buffer in other_buffers(model).items():
         if name in buffers and buffers[name].shape == buffer.shape:
             buffer.copy_(buffers[name])
+
+
+def check_memory(model: torch.nn.Module, who: str) -> None:
+    """Raise InputError if a parameter or buffer has no memory in which a state can be put."""
+    for name, each in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(each):
+            continue
+        if each.is_meta:
+            raise InputError(
+                f"{who} needs a model that is in memory, but {name} is on the device meta; give it "
+                "values first, as model.to_empty(device=...) and an initialisation do"
+            )
+        if any(step == 0 and n > 1 for n, step in zip(each.shape, each.stride(), strict=True)):
+            raise InputError(
+                f"{who} needs parameters and buffers whose elements have memory of their own, but "
+                f"{name} was expanded; store {name}.clone()"
+            )
 
 
 def _refuse_scaler(scaler: torch.amp.GradScaler | None, option: str) -> None:
