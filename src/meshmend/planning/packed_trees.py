@@ -90,8 +90,8 @@ class TreeShape:
     `window` there are as many channel-disjoint trees as possible instead. All slices then pass a
     channel within the time of `window` hops. With a `gap` the leaves of the trees fill the gaps of
     the channels. With a seed in `straight` the branches are straight lines. `rooted` trees are made
-    for owners all over the mesh, for one way or `both_ways`. With `equal` they are made as if all
-    links were equally fast.
+    for owners all over the mesh, for one way or `both_ways`, and for chunks that start `at_once` or
+    one after another. With `equal` they are made as if all links were equally fast.
     """
 
     n_trees: int
@@ -101,6 +101,7 @@ class TreeShape:
     straight: int | None = None
     rooted: bool = False
     both_ways: bool = False
+    at_once: bool = False
     equal: bool = False
 
     @property
@@ -173,6 +174,7 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
             n_trees=shape.n_trees,
             both_ways=shape.both_ways,
             slack=shape.depth_slack,
+            at_once=shape.at_once,
         )
     if shape.window is not None:
         packing = disjoint_packing(seen, window=shape.window)

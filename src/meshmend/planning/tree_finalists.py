@@ -106,7 +106,7 @@ def rooted_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigures
         for n_trees in _ROOTED_TREES:
             load = least_load(figures, n_trees)
             likely = TreeFigures(n_trees, figures.diameter, load, ROOTED_OVERLAP)
-            yield TreeShape(n_trees, 0, rooted=True, both_ways=True), likely
+            yield TreeShape(n_trees, 0, rooted=True, both_ways=True, at_once=True), likely
 
 
 def _may_root_anywhere(figures: MeshFigures) -> bool:
