@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.planning.exchange_prices import (
-    DIRECT,
     EXPRESS,
     REGIONS,
     RINGS_ND,
@@ -63,7 +62,6 @@ _MOST_EXCHANGE_ROWS = 1 << 23  # `auto` tries no exchange of more: 128x128 would
 # Without rings an exchange saves at most a hop for each axis, and pays an overhead at every hop. On
 # meshes of more hops than this it was nowhere faster than `express`.
 _MOST_OPEN_HOPS = 32
-_MOST_CHIPS_OF_DIRECT = 64  # more chips have too many messages, even if they are short
 _UNEVEN = 1.05  # straight ways of an all-to-all load some link so much more than necessary
 _CHIPS_OF_BOTH_SKEWS = 256  # up to here rings are simulated with and without delays in 0.2 s
 _MOST_CHIPS_OF_REGIONS = 256
@@ -239,8 +237,6 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     is_far = not wraps_around and sum(mesh.shape) - len(mesh.shape) > _MOST_OPEN_HOPS
     if is_far or n_exchange_rows(mesh) > _MOST_EXCHANGE_ROWS:
         names = [name for name in names if name not in SCATTERED_AXES]
-    if mesh.n_live > _MOST_CHIPS_OF_DIRECT:
-        names = [name for name in names if name != DIRECT]
     if mesh.n_live > _MOST_CHIPS_OF_REGIONS:
         names = [name for name in names if name not in REGIONS]
     if has_rings:
