@@ -22,6 +22,7 @@ def main() -> int:
     kinds.add_argument("--split", action="store_true", help="let both sides live on")
     kinds.add_argument("--tiles", action="store_true", help="let a replica be several chips")
     kinds.add_argument("--few-tiles", action="store_true", help="short jobs of few tiles")
+    kinds.add_argument("--moments", action="store_true", help="kill at the worst moments")
     kinds.add_argument("--large", action="store_true", help="train on 1024 chips")
     parser.add_argument("--plans", action="store_true", help="swap plans between steps")
     parser.add_argument("--links", action="store_true", help="let links be slow for a while")
@@ -32,6 +33,8 @@ def main() -> int:
         scenario_of = Scenario.of_large
     if chosen.tiles:
         scenario_of = Scenario.of_tiles
+    if chosen.moments:
+        scenario_of = Scenario.of_moments
     if chosen.few_tiles:
         scenario_of = Scenario.of_few_tiles
     began = process_time()

@@ -26,6 +26,7 @@ from simulation.world import Scenario
 N_SEEDS = 1000  # of short jobs, in `make test`; `make slow` does twenty thousand longer ones
 N_PARTS = 4
 N_LONGER = 60
+N_MOMENTS = 200
 
 Patch = pytest.MonkeyPatch
 
@@ -34,6 +35,20 @@ Patch = pytest.MonkeyPatch
 def test_whatever_breaks_tiles_keep_one_history_and_every_part_of_it(seeds: range) -> None:
     """Short jobs: with as much processor time they find more of the flaws below than long ones."""
     assert first_problem(seeds, scenario_of=Scenario.of_few_tiles) is None
+
+
+@pytest.mark.parametrize("seeds", parts_of(0, N_MOMENTS, 2), ids=str)
+def test_chips_that_die_at_the_worst_moments_keep_nobody_waiting_who_could_go_on(
+    seeds: range,
+) -> None:
+    """Nobody is repaired: whole tiles that hold the state go on without a wait for the dead."""
+    assert first_problem(seeds, scenario_of=Scenario.of_moments) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", parts_of(0, 10_000, 10), ids=str)
+def test_ten_thousand_seeds_of_chips_that_die_at_the_worst_moments(seeds: range) -> None:
+    assert first_problem(seeds, scenario_of=Scenario.of_moments) is None
 
 
 @pytest.mark.parametrize("seed", [2502, 3298, 11263])
@@ -130,6 +145,60 @@ def test_members_that_form_no_tile_are_told_to_wait_and_go_on_when_a_tile_is_who
     again = membership.decide(16.0).generation
     assert again is not None
     assert again.chips == first.chips
+
+
+def left_with_the_last_tile(also: int | None) -> Membership:
+    """Return a job of three tiles in a row: the middle one dies in step 4, then a chip of the next.
+
+    The first tile has begun a generation after step 4, and has tried no step in it. The last one
+    holds step 3, and `also` that step.
+    """
+    membership, first, done = begun_on("1x6")
+    tried = replace(done, ready=False, also=4)
+    membership.leave((0, 2), "gone", 10.0)
+    membership.leave((0, 3), "gone", 10.0)
+    for chip in [(0, 0), (0, 1)]:
+        membership.update_status(chip, tried, 10.0)
+    for chip in [(0, 4), (0, 5)]:
+        membership.update_status(chip, replace(tried, also=also), 10.0)
+    second = membership.decide(11.0).generation
+    assert second is not None
+    assert second.chips == ((0, 0), (0, 1))
+    for chip in second.chips:
+        entered = replace(tried, generation=second.number, ready=True)
+        membership.update_status(chip, entered, 11.0)
+    go = membership.decide(11.0).go
+    assert go is not None
+    assert go.step == 4
+    begun = Status(generation=second.number, ready=False, state_version=second.number, step=4)
+    membership.leave((0, 0), "gone", 12.0)
+    membership.update_status((0, 1), begun, 12.0)
+    return membership
+
+
+def test_tiles_do_not_wait_for_a_chip_that_died_before_anybody_tried_a_step() -> None:
+    """A chip that was up to date in that generation, and has stopped, proves that it took none."""
+    membership = left_with_the_last_tile(also=4)
+
+    again = membership.decide(13.0).generation
+
+    assert again is not None
+    assert again.chips == ((0, 4), (0, 5))
+
+
+def test_parts_of_two_steps_are_no_state_and_the_job_goes_back_to_the_earlier_one() -> None:
+    """Chips of each colour are left; but one colour of the step that counts died with its chips."""
+    membership = left_with_the_last_tile(also=None)
+
+    assert Decision(lost_step=4) in [membership.decide(at) for at in (13.0, 13.1)]
+    (again,) = filter(None, (membership.decide(at).generation for at in (1e3, 1e4)))
+    assert again.chips == ((0, 4), (0, 5))
+    held = Status(generation=again.number, ready=True, state_version=1, step=3)
+    for chip in again.chips:
+        membership.update_status(chip, held, 1e4)
+    decision = membership.decide(1e4)
+    assert decision.go is not None
+    assert (decision.go.step, decision.lost_step) == (3, 4)
 
 
 @pytest.mark.parametrize("checkpoint", [2, None])
@@ -238,12 +307,14 @@ def trust_cut_links_for_ever(patch: Patch) -> None:
 MUTANTS: dict[Callable[[Patch], None], int] = {
     let_any_holder_be_enough: 8,
     count_colours_of_stale_states: 110,
-    count_a_step_before_all_have_done_it: 74,
+    count_a_step_before_all_have_done_it: 83,
     keep_no_state_beside: 47,
     forget_what_was_tried: 28,
     let_spares_train: 0,
     trust_cut_links_for_ever: 158,
 }
+# Without a repair: who waits for the dead loses a state, where there is a chip with it.
+MOMENTS_FOR = (count_a_step_before_all_have_done_it,)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +325,9 @@ def test_a_protocol_with_a_flaw_is_caught(
 ) -> None:
     """The test of the test: the seeds pass without the flaw, and one of them fails with it."""
     mutant(monkeypatch)
+    scenario_of = Scenario.of_moments if mutant in MOMENTS_FOR else Scenario.of_few_tiles
 
-    caught = first_problem(beginning_with(seed, N_SEEDS), scenario_of=Scenario.of_few_tiles)
+    caught = first_problem(beginning_with(seed, N_SEEDS), scenario_of=scenario_of)
 
     assert caught is not None
     assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"

@@ -116,6 +116,12 @@ class History:
         return not self.record.begun and not self.is_unknown
 
     @property
+    def _has_parts(self) -> bool:
+        """Whether each worker holds a part of the state."""
+        ours = self.record.fingerprint
+        return ours is not None and bool(ours.tile)
+
+    @property
     def latest(self) -> int:
         """The state version that a holder must have; FRESH means that any version will do."""
         return self.record.begun[-1].number if self.record.begun else FRESH
@@ -206,11 +212,11 @@ class History:
             begun = (BegunGeneration(version, (), is_confirmed=True, term=status.term),)
             highest, void = max(self.record.highest, version), self._void_except(version)
             self.record = replace(self.record, begun=begun, highest=highest, void=void)
-        elif begun and _proves_no_step(process, status, begun[-1]):
-            void, ours = self.record.void, self.record.fingerprint
+        elif begun and _proves_no_step(process, status, begun[-1], has_part=self._has_parts):
+            void = self.record.void
             # Without a base there is no other state that could count. But where chips hold parts of
             # a state, those that began and those that did not must go on together.
-            if begun[-1].base != FRESH or (ours is not None and ours.tile):
+            if begun[-1].base != FRESH or self._has_parts:
                 void = (*void, _void(begun[-1]))
             self.record = replace(self.record, begun=begun[:-1], void=void)
         if self.is_new and status.generation > self.record.highest and status.step > 0:
@@ -303,6 +309,11 @@ class History:
         """Whether a worker may come to prove that the latest generation took no step."""
         return self.is_witness(process) and not self.is_holder(status)
 
+    def may_move(self, process: Process, status: Status) -> bool:
+        """Whether a worker may hold another state now than it has said: while it may step."""
+        is_stepping = status.ready and status.generation == status.state_version != FRESH
+        return is_stepping or self.may_deny(process, status)
+
     def has_base(self, process: Process, status: Status) -> bool:
         """Whether a worker knows the state that counts if the latest generation took no step."""
         begun = self.record.begun
@@ -324,9 +335,17 @@ def _superseded(void: VoidGeneration) -> VoidGeneration:
     return replace(void, version=FRESH) if void.version == void.number else void
 
 
-def _proves_no_step(process: Process, status: Status, begun: BegunGeneration) -> bool:
-    """Whether a member's status proves that its generation took no step."""
-    if begun.is_confirmed or status.state_version >= begun.number:
+def _proves_no_step(
+    process: Process, status: Status, begun: BegunGeneration, *, has_part: bool
+) -> bool:
+    """Whether a member's status proves that its generation took no step.
+
+    It was never up to date in it; or it was, holds a part of the state, and has tried no step: a
+    step counts when all have tried it.
+    """
+    has_begun = status.state_version == begun.number and status.step == begun.step
+    has_tried_none = has_part and has_begun and status.also is None
+    if begun.is_confirmed or (status.state_version >= begun.number and not has_tried_none):
         return False
     has_left = status.generation > begun.number
     has_given_up = status.generation == begun.number and not status.ready

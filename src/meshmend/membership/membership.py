@@ -528,13 +528,28 @@ class Membership:
             found = (self.workers[chip] for chip in part)
             return (each.chip for each in found if knows((each.chip, each.address), each.status))
 
-        if self._is_all(among(self.history.knows_state)):
-            return True
         if self._tile is None:
-            return False
+            return any(True for _ in among(self.history.knows_state))
+        if self._may_hold_all(among(self.history.knows_state)):
+            return True
         # All parts of what the latest generation began with, and one who can prove that it counts.
-        is_provable = any(among(self.history.may_deny))
-        return is_provable and self._is_all(among(self.history.has_base))
+        is_provable = any(True for _ in among(self.history.may_deny))
+        return is_provable and self._may_hold_all(among(self.history.has_base))
+
+    def _may_hold_all(self, chips: Iterable[Chip]) -> bool:
+        """Whether chips may have all parts of one state that is not behind the steps that count.
+
+        Who has left its generation has said which states it holds. Others may step right now.
+        """
+        unsure: list[Chip] = []
+        holders: dict[tuple[int, int], list[Chip]] = {}
+        for chip in chips:
+            worker = self.workers[chip]
+            if self.history.may_move((chip, worker.address), worker.status):
+                unsure.append(chip)
+            for state in self._counting_states_of(chip):
+                holders.setdefault(state, []).append(chip)
+        return any(self._is_all([*unsure, *found]) for found in (*holders.values(), []))
 
     @property
     def _tile(self) -> tuple[int, ...] | None:
@@ -576,14 +591,21 @@ class Membership:
         """
         held: dict[tuple[int, int], list[Chip]] = {}
         for chip in chips:
-            for state in self._states_of(chip):
+            for state in self._counting_states_of(chip):
                 if state[0] == version:
                     held.setdefault(state, []).append(chip)
         whole = [state for state, holders in held.items() if self._is_all(holders)]
         return max(whole, key=lambda state: (len(held[state]), state))
 
-    def _states_of(self, chip: Chip) -> tuple[tuple[int, int], ...]:
-        return self.history.states_of(self.workers[chip].status)
+    def _counting_states_of(self, chip: Chip) -> tuple[tuple[int, int], ...]:
+        """Return the states that a chip holds; with tiles, without those of steps before the last.
+
+        Without tiles one worker's word is enough for that.
+        """
+        found = self.history.states_of(self.workers[chip].status)
+        if self._tile is None:
+            return found
+        return tuple(each for each in found if each[1] >= self.history.step)
 
     def _begin_when_ready(self, now: float) -> Go | None:
         """Return the go message once every member is ready, else None."""
@@ -602,10 +624,10 @@ class Membership:
             # The decision to go back asks for a generation of its own. If this one began, that one
             # would end it before a chip has read its checkpoint, and find the state lost again.
             return None if self._changes.reasons else self._begin_from_saved_state(self.generation)
-        best = self._newest((chip, self._states_of(chip)) for chip in chips)
+        best = self._newest((chip, self._counting_states_of(chip)) for chip in chips)
         if best is not None and self._tile is not None:
             best = self._held_by_most(best[0], chips)
-        holders = tuple(chip for chip in chips if best in self._states_of(chip))
+        holders = tuple(chip for chip in chips if best in self._counting_states_of(chip))
         if best is None or not self.history.is_holder(self.workers[holders[0]].status):
             if not self._has_witness(self.generation.chips) and not self._changes.reasons:
                 self._changes.add("a chip that waits holds the state", now)

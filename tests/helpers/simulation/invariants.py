@@ -6,7 +6,7 @@ step that only some members finished may be lost with them: it was in flight.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from meshmend.membership.events import (
     Event,
@@ -61,6 +61,7 @@ class Invariants:
         self.expelled: set[Chip] = set()
         self.is_undecided = False  # of two chips that differ, nobody can say which is wrong
         self.failure = ""
+        self.on_restored: Callable[[], None] = lambda: None  # before steps are given up
 
     def allow_forks(self, why: str) -> None:
         """Take in that a coordinator does not know of what another one did: each may go on.
@@ -105,6 +106,7 @@ class Invariants:
             case StateRestored(step=step, why=why):
                 is_told = self._lost_told_at is not None or bool(why and self.wrong)
                 self.check(is_told, "restored without a word of a loss")
+                self.on_restored()
                 self._lost_told_at = None
                 self._is_restoring = True
                 self._given_up = self.settled[step + 1 :]
@@ -130,6 +132,14 @@ class Invariants:
                 self._told_dropped.add(chip)
             case JobFailed(why=why):
                 self.failure = why
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a step after those that are settled may count: a dead chip may have ended it."""
+        if not self._begun:
+            return False
+        newest, top = max(self._begun), self.settled[-1].step
+        return self._begun[newest] > top or (newest, top + 1) in self._results
 
     def attempts(self, chip: Chip, number: int, state: State) -> None:
         """Take in that a worker begins a step in a generation."""

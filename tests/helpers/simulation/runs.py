@@ -136,6 +136,7 @@ def _tell_where_all_wait(world: World) -> None:
 
 def _problem_at_the_end(world: World) -> str:
     if world.rules.failure:
+        world.check_lost()
         return _why_no_failure(world)
     if world.rules.is_undecided:
         return ""

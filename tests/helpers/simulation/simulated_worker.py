@@ -116,6 +116,16 @@ class SimulatedReplica:
             self.shards.adopt(state.digest)
 
 
+class Moments(SelfInjection):
+    """Calls `is_at(moment, step)` at the moments in which a worker may kill itself."""
+
+    def __init__(self, is_at: Callable[[str, int], None]) -> None:
+        self._is_at = is_at
+
+    def at(self, moment: Moment, step: int, *, bucket: int | None = None) -> None:
+        self._is_at(moment, step)
+
+
 class SimulatedWorker:
     """One worker process and all that is in it; `on_end` is called when it has ended."""
 
@@ -140,10 +150,13 @@ class SimulatedWorker:
         tile: str = "",
         wrong_rate: float | None = None,
         goes_back: bool = False,
+        on_moment: Callable[[WorkerProcess, str, int], None] | None = None,
     ) -> None:
         host = 1 + whole.live.index(chip)
         self.process = WorkerProcess(events, host, chip, port, on_switch=on_switch)
         self._events, self._disk, self._rules = events, disk, rules
+        self._on_moment = on_moment
+        self._met = 0  # the generation whose members have met
         self._n_whole, self._policy, self._batch = len(whole.live), policy, batch
         identity = WorkerIdentity("job", whole.shape, chip, host - 1, ("host-0", 1), b"")
         self.replica = SimulatedReplica(disk, n_steps)
@@ -162,7 +175,7 @@ class SimulatedWorker:
             self.replica,
             self.coordination,
             self.peers,
-            SelfInjection(chip, ()),
+            Moments(self._is_at),
             catch_up=self._sharding.catch_up if self._sharding else self.catch_up,
             has_part=bool(tile),
         )
@@ -177,6 +190,12 @@ class SimulatedWorker:
         self.refusal = ""
         self.process.start(self._main)
 
+    def _is_at(self, moment: str, step: int | None = None) -> None:
+        """Let something happen exactly now."""
+        if self._on_moment is not None:
+            done = self.replica.step_number if step is None else step
+            self._on_moment(self.process, moment, done)
+
     def _new_sharding(self, whole: Mesh, board: tuple[int, ...]) -> "ShardedUpdate":
         from simulation.shards import SimulatedShards, sharded_update  # they need torch
 
@@ -188,6 +207,7 @@ class SimulatedWorker:
 
     def catch_up(self, go: Go, generation: Generation) -> None:
         """Get the state that a generation begins with, or send it to those that lack it."""
+        self._is_at("catch up")
         if (state := self.exchange_state(go, generation)) is not None:
             self.replica.take_state(state)
 
@@ -253,6 +273,13 @@ class SimulatedWorker:
             if not self.loop.attempt(look, is_step=False):
                 self.loop.recover(after=number)
                 return
+        if self._on_moment is not None and self._met != number:
+            # An elastic group makes its process group and its objects now.
+            self._is_at("meet")
+            if not self.loop.attempt(self.await_all, is_step=False):
+                self.loop.recover(after=number)
+                return
+            self._met = number
         rank, n_members = self.peers.rank, self.peers.n_members
         if self.tile is not None:
             self._attempt_in_tile(self.tile, number, before)
@@ -312,6 +339,7 @@ class SimulatedWorker:
         batch = self._batch
         share = share_of(before.position, batch, at, tiling.n_tiles)
         self._rules.attempts(chip, number, before)
+        self._is_at("step")
         self.process.sleep(0.03 + 0.05 * self._events.random.random())
         colour = box_colour(tile, chip)
         sums: list[tuple[int, Contribution]] = [
@@ -321,10 +349,12 @@ class SimulatedWorker:
         def step() -> None:
             self.peers.sum(sums, 1, "float32")
             by_colour = [[part for of, part in sums if of == each] for each, _ in sums]
+            self._is_at("update")
             self._rules.check(all(each == by_colour[0] for each in by_colour), "colours differ")
             self.replica.also = self._rules.tries(chip, number, before, by_colour[0])
             self.loop.also = before.step + 1
             self._events.tell(self.process.name, "tries step %d", before.step + 1)
+            self._is_at("await")
             self.await_all()
 
         if not self.loop.attempt(step):
@@ -372,6 +402,7 @@ class SimulatedWorker:
 
     def _save(self, rank: int, n_members: int) -> None:
         """Write this worker's part of a checkpoint; training goes on if that fails."""
+        self._is_at("save")
         if self._disk.is_slow:
             self.process.sleep(0.3)
         try:

@@ -1,17 +1,20 @@
 """One job in a world that can break: its processes, its network, its disk, and their faults."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import combinations, product
 from random import Random
 
 from meshmend.config import Timing
 from meshmend.membership.job import JobSpec
-from meshmend.membership.messages import CutLink, MendLink
+from meshmend.membership.messages import FRESH, CutLink, MendLink
 from meshmend.topology.failures import Chip, Link
+from meshmend.topology.graph import components
 from meshmend.topology.text import parse_mesh, parse_tile
+from meshmend.topology.tiles import box_colour, box_tiling, upright_boxes
 from simulation.coordinator_process import COORDINATOR_HOST, CoordinatorProcess
-from simulation.disk import Disk
+from simulation.disk import Disk, State
 from simulation.event_loop import EventLoop, Process
 from simulation.invariants import WRONG, Invariants, ProtocolError
 from simulation.network import Network
@@ -20,7 +23,13 @@ from simulation.worker_process import WorkerProcess
 
 MESHES = ("1x2", "1x3", "2x2", "2x3")
 TILED = (("1x4", "1x2"), ("2x2", "1x2"), ("1x5", "1x2"), ("2x3", "2x1"), ("1x3", "1x1"))
+SHAPED = (  # sides of three, tiles that are lines, tiles that are blocks
+    *(("3x3", "1x3"), ("3x3", "3x1"), ("3x2", "1x2"), ("2x3", "1x3"), ("3x4", "1x2")),
+    *(("2x4", "1x4"), ("2x4", "2x2"), ("4x3", "2x2"), ("3x3", "2x2"), ("4x4", "2x2")),
+)
 FEW_TILES = (("1x4", "1x2"), ("2x2", "1x2"), ("1x3", "1x2"), ("1x3", "1x1"))
+MOMENTS = ("update", "await", "recovery", "catch up", "meet", "step", "save", "restore")
+CALM_AFTER_KILLS_S = 12.0  # by then all that can go on without a repair has ended
 LARGE = "32x32"
 mesh_of = cache(parse_mesh)
 LINK_TIMEOUT_S = 0.4
@@ -33,6 +42,15 @@ TIMING = Timing(
     straggler_timeout_s=1.5,
     holder_timeout_s=1.5,
 )
+
+
+@dataclass(frozen=True)
+class MomentKill:
+    """Kills a chip at a moment of its loop, the first time that it has done so many steps."""
+
+    chip: Chip
+    step: int
+    moment: str
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,33 @@ class Scenario:
     wrong: Chip | None = None  # a chip that computes wrong numbers
     wrong_rate: float = 0.0
     goes_back: bool = False
+    kills: tuple[MomentKill, ...] = ()  # the only faults, and nobody is repaired before it is calm
+
+    @classmethod
+    def of_moments(cls, seed: int) -> "Scenario":
+        """Return the scenario of a seed in which chips of tiles die at the worst moments."""
+        random = Random(seed + 8_000_009)
+        mesh, tile = random.choice(SHAPED)
+        n_steps = random.randint(5, 9)
+        first = random.randrange(n_steps)
+        chips = random.sample(mesh_of(mesh).live, random.randint(1, 4))
+        kills = (
+            MomentKill(chip, min(n_steps, first + random.choice([0, 0, 0, 1])), moment)
+            for chip in chips
+            for moment in [random.choice(MOMENTS)]
+        )
+        return replace(
+            cls.of(seed),
+            mesh=mesh,
+            tile=tile,
+            board=(1, 1),
+            n_steps=n_steps,
+            policy="constant",
+            n_faults=0,
+            calm_at=CALM_AFTER_KILLS_S,
+            switch_fault_share=0.0,
+            kills=tuple(kills),
+        )
 
     @classmethod
     def of_tiles(cls, seed: int) -> "Scenario":
@@ -162,11 +207,13 @@ class World:
         self._is_sharded = is_sharded
         self.mesh = mesh_of(scenario.mesh)
         self.rules = Invariants(events)
+        self.rules.on_restored = self._check_restored
         self.network = Network(events, LINK_TIMEOUT_S)
         self.disk = Disk()
         self.workers: dict[Chip, SimulatedWorker] = {}
         self.frozen_for_good: list[Process] = []
         self._n_ports = 0
+        self._kills_left = list(scenario.kills)
         self.is_calm = False
         self.is_over = False
         self.undisturbed_since = 0.0
@@ -226,6 +273,7 @@ class World:
             tile=self.scenario.tile,
             wrong_rate=self._wrong_rate(chip),
             goes_back=self.scenario.goes_back,
+            on_moment=self._at_moment if self.scenario.kills else None,
         )
 
     def _wrong_rate(self, chip: Chip) -> float | None:
@@ -374,6 +422,8 @@ class World:
 
     def calm(self) -> None:
         """Let nothing more go wrong, and repair all that can be."""
+        if not self.is_over:
+            self._check_held("stands still")
         self.disturb("no more: everything is repaired")
         self.undisturbed_since = self.events.now
         self.is_calm = True
@@ -392,6 +442,51 @@ class World:
             self.start_worker(chip)
         for link in self.links:
             self.coordinator.hear_observer(MendLink(link))
+
+    def _check_held(self, what: str) -> None:
+        """Raise ProtocolError if whole tiles of live chips hold the state that counts."""
+        if self.rules.is_in_doubt or not self.scenario.kills:
+            return
+        if holders := self.whole_tiles_with(self.rules.settled[-1]):
+            raise ProtocolError(f"the job {what} although {holders} hold the state")
+
+    def _check_restored(self) -> None:
+        self._check_held("has waited")
+        self.check_lost()
+
+    def check_lost(self) -> None:
+        """Raise ProtocolError if a state was lost with the one chip that has died so far."""
+        if not self.scenario.kills:
+            return
+        n_killed = len(self.scenario.kills) - len(self._kills_left)
+        n_tiles = box_tiling(self.mesh, parse_tile(self.scenario.tile)).n_tiles
+        if n_killed == 1 and n_tiles > 1:
+            raise ProtocolError("a state was lost with a single chip")
+
+    def whole_tiles_with(self, state: State) -> list[Chip]:
+        """Return live chips in connected tiles that hold all parts of a state; [] if none do."""
+        tile = parse_tile(self.scenario.tile)
+        live = {chip for chip, worker in self.workers.items() if worker.process.is_alive}
+        holders = {
+            chip
+            for chip in live
+            for worker in [self.workers[chip]]
+            if worker.loop.state_version != FRESH
+            if state in (worker.replica.state, worker.replica.also)
+        }
+        mesh = replace(self.mesh, failed=frozenset(self.mesh.live) - live)
+        boxes = list(upright_boxes(mesh, tile)) if live else []
+        for n_boxes in range(1, len(boxes) + 1):
+            for chosen in combinations(boxes, n_boxes):
+                chips = set().union(*chosen)
+                if len(chips) < n_boxes * math.prod(tile):
+                    continue
+                if len({box_colour(tile, chip) for chip in chips & holders}) < math.prod(tile):
+                    continue
+                rest = replace(mesh, failed=frozenset(self.mesh.live) - chips)
+                if len(list(components(rest))) == 1:
+                    return sorted(chips & holders)
+        return []
 
     def close(self) -> None:
         """End everything that still waits."""
@@ -421,6 +516,20 @@ class World:
                 end.is_open = False
             else:
                 end.vanish()
+
+    def _at_moment(self, process: WorkerProcess, moment: str, step: int) -> None:
+        """End a worker if it is to die at this moment, for as long as nothing is repaired."""
+        due = [
+            kill
+            for kill in self._kills_left
+            if (kill.chip, kill.moment) == (process.chip, moment) and step >= kill.step
+        ]
+        if due and not self.is_calm:
+            self._kills_left.remove(due[0])
+            self.disturb(f"kill of {process.chip} in {moment} at {step}")
+            self._kill(process, self.events.random.choice(["kill", "kill", "reset"]))
+            self.events.after(0.0, process.reap)
+            process.block()
 
     def _at_switch_point(self, process: WorkerProcess) -> None:
         """Let something happen exactly where a worker waits."""
