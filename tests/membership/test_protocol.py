@@ -117,8 +117,10 @@ def begin_before_all_are_ready(patch: Patch) -> None:
             return None
         if not all(chip in membership.workers for chip in generation.chips):
             return None
-        best = max(max(membership._states_of(chip)) for chip in generation.chips)
-        holders = tuple(chip for chip in generation.chips if best in membership._states_of(chip))
+        best = max(max(membership._counting_states_of(chip)) for chip in generation.chips)
+        holders = tuple(
+            chip for chip in generation.chips if best in membership._counting_states_of(chip)
+        )
         membership.go = Go(generation.number, best[1], holders[:1])
         membership.history.begin(generation, version=best[0], step=best[1])
         return membership.go
