@@ -305,11 +305,11 @@ def trust_cut_links_for_ever(patch: Patch) -> None:
 # Each with a seed that caught it, which is tried first; after a change of the protocol it may be
 # another one.
 MUTANTS: dict[Callable[[Patch], None], int] = {
-    let_any_holder_be_enough: 8,
+    let_any_holder_be_enough: 9,
     count_colours_of_stale_states: 110,
     count_a_step_before_all_have_done_it: 83,
     keep_no_state_beside: 115,
-    forget_what_was_tried: 28,
+    forget_what_was_tried: 57,
     let_spares_train: 0,
     trust_cut_links_for_ever: 158,
 }
