@@ -184,6 +184,7 @@ def test_verify_tells_a_wrong_plan_from_one_that_cannot_be_used(
         ("plan --mesh 4x4 --lower jax --slices 0", "--slices needs 1 or more, but got 0"),
         ("plan --mesh 4x4 --lower jax --slices 100000000", "needs at most 65536 slices, but got"),
         ("simulate --mesh 4x4 --fabric 1GB/s,5,0s", "but got '5'; write 5us if you mean that"),
+        ("simulate --mesh 4x4 --hop-latency 5", "but got '5'; write 5us if you mean that"),
         ("simulate --mesh 4x4 --fabric 70Gb/s,0s,0s", "70Gb/s in bits is 8.75GB/s; write that"),
         ("plan --mesh 4x4 -o .", "cannot write .: Is a directory"),
         ("plan --mesh 4x4 -o /dev/null/p.json", "cannot write /dev/null/p.json"),
@@ -372,9 +373,10 @@ def test_a_reader_that_goes_away_is_no_traceback(unbuffered: str) -> None:
         ("simulate --mesh 4X4", "but got '4X4'; write a small x"),
         ("plan --mesh 4x4 --fail 2x2x1@0,0,0", "needs 2 axes, but 2x2x1@0,0,0 has 3"),
         ("simulate --mesh 4x4 --fabric 70,0s,0s", "a bandwidth needs a unit such as MB/s, GB/s"),
-        ("simulate --mesh 4x4 --fabric 1GB/s,1e7s,0s", "--fabric needs times up to 1e+06 s"),
+        ("simulate --mesh 4x4 --hop-latency 1e20s", "a fabric needs times up to 1e+06 s"),
+        ("simulate --mesh 4x4 --fabric 1GB/s,1e7s,0s", "a fabric needs times up to 1e+06 s"),
         ("simulate --mesh 4x4 --fabric 1GB/s,0s,1e7s", "needs times up to 1e+06 s, but got"),
-        ("simulate --mesh 4x4 --fabric 1e-9B/s,0s,0s", "--fabric needs links of 1 byte/s or more"),
+        ("simulate --mesh 4x4 --fabric 1e-9B/s,0s,0s", "a fabric needs links of 1 byte/s or more"),
     ],
 )
 def test_what_a_command_cannot_do_is_said_in_one_line(

@@ -158,6 +158,15 @@ def test_a_sweep_says_where_the_fastest_algorithm_changes(
     assert "on ring-1d beats row-pair" in capsys.readouterr().out
 
 
+def test_figures_of_the_fabric_can_be_overridden(capsys: pytest.CaptureFixture[str]) -> None:
+    one = ["simulate", *HOLE, "--payload", "1GB", "--algorithm", "ring-1d", "--slices", "1"]
+    slow = printed_json(capsys, *one, "--link-bandwidth", "1GB/s")["fabric"]
+    late = printed_json(capsys, *one, "--hop-latency", "1us", "--message-overhead", "9ns")["fabric"]
+
+    assert (slow["name"], slow["link_bandwidth_bytes_per_s"]) == ("reference*", 1e9)
+    assert (late["hop_latency_s"], late["message_overhead_s"]) == (1e-6, 9e-9)
+
+
 def test_a_fabric_may_be_figures_of_your_own(capsys: pytest.CaptureFixture[str]) -> None:
     one = ["simulate", *HOLE, "--payload", "1GB", "--algorithm", "ring-1d", "--slices", "1"]
     slow = printed_json(capsys, *one, "--fabric", "1GB/s,0.5us,50ns")

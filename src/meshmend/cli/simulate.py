@@ -1,7 +1,7 @@
 """`meshmend simulate`: what algorithms cost on a mesh, next to the physical limit."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,6 +74,19 @@ def simulate_command(
     ] = None,
     collective: CollectiveOption = "allreduce",
     fabric: FabricOption = "reference",
+    link_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            "--link-bandwidth", metavar="70GB/s", help="One way, instead of the fabric's."
+        ),
+    ] = None,
+    hop_latency: Annotated[
+        str | None, typer.Option("--hop-latency", metavar="0.5us", help="Instead of the fabric's.")
+    ] = None,
+    message_overhead: Annotated[
+        str | None,
+        typer.Option("--message-overhead", metavar="50ns", help="Instead of the fabric's."),
+    ] = None,
     chip_bandwidth: Annotated[
         str | None,
         typer.Option(
@@ -131,12 +144,15 @@ def simulate_command(
     from meshmend.schedule.algorithm_names import BASELINE_NAMES
     from meshmend.topology.fabric import fabric as fabric_named
     from meshmend.topology.text import parse_tile
-    from meshmend.units import parse_bandwidth, parse_payloads
+    from meshmend.units import parse_bandwidth, parse_payloads, parse_time
 
     broken = mesh_of(mesh, wrap, fail, slow)
-    machine = fabric_named(fabric)
-    if chip_bandwidth is not None:
-        machine = machine.with_(chip_bandwidth_bytes_per_s=parse_bandwidth(chip_bandwidth))
+    machine = fabric_named(fabric).with_(
+        link_bandwidth_bytes_per_s=_figure(link_bandwidth, parse_bandwidth),
+        hop_latency_s=_figure(hop_latency, parse_time),
+        message_overhead_s=_figure(message_overhead, parse_time),
+        chip_bandwidth_bytes_per_s=_figure(chip_bandwidth, parse_bandwidth),
+    )
     kind = collective_named(collective)
     machine = with_update_rate(machine, update_rate, kind)
     if slices is not None and slices < 1:
@@ -212,6 +228,10 @@ def simulate_command(
         write_text(output, sweep_svg(results) if len(results) > 1 else _heat_map(results[0]))
     for path in (each for each in (save_trace, output) if each is not None and not as_json):
         print(f"written      {path}")
+
+
+def _figure(text: str | None, parse: Callable[[str], float]) -> float | None:
+    return None if text is None else parse(text)
 
 
 def _simulate_buckets(

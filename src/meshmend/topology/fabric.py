@@ -110,7 +110,8 @@ class Fabric:
         if not changes:
             return self
         starred = self.name.removesuffix("*") + "*"
-        return replace(self, name=starred, **changes)  # type: ignore[arg-type]  # floats only
+        changed = replace(self, name=starred, **changes)  # type: ignore[arg-type]  # floats only
+        return _checked(changed)
 
     def __str__(self) -> str:
         parts = [
@@ -280,11 +281,19 @@ def fabric(text: str) -> Fabric:
         message_overhead_s=parse_time(overhead),
         processors=_parse_processors(*of_processors) if of_processors else None,
     )
+    return _checked(found)
+
+
+def _checked(found: Fabric) -> Fabric:
+    """Return a fabric of somebody's own figures, unless no machine is so slow."""
     if found.link_bandwidth_bytes_per_s < _SLOWEST_BYTES_PER_S:
-        raise InputError(f"--fabric needs links of 1 byte/s or more, but got {bandwidth!r}")
-    for time_s, written in ((found.hop_latency_s, latency), (found.message_overhead_s, overhead)):
-        if time_s > _LONGEST_S:
-            raise InputError(f"--fabric needs times up to {_LONGEST_S:g} s, but got {written!r}")
+        raise InputError(
+            "a fabric needs links of 1 byte/s or more, but got "
+            f"{found.link_bandwidth_bytes_per_s:g} byte/s"
+        )
+    slowest_s = max(found.hop_latency_s, found.message_overhead_s)
+    if slowest_s > _LONGEST_S:
+        raise InputError(f"a fabric needs times up to {_LONGEST_S:g} s, but got {slowest_s:g} s")
     return found
 
 
