@@ -51,13 +51,19 @@ def transports(
 
 @contextmanager
 def connected(
-    programs: Sequence[RankProgram], *, reports_failures: bool = False, link_timeout_s: float = 0.0
+    programs: Sequence[RankProgram],
+    *,
+    reports_failures: bool = False,
+    link_timeout_s: float = 0.0,
+    over_tcp: bool = False,
 ) -> Iterator[list[SocketTransport]]:
-    """Yield one transport per rank, connected as the programs need."""
+    """Yield one transport per rank, connected as the programs need, perhaps as between hosts."""
     with transports(
         len(programs), reports_failures=reports_failures, link_timeout_s=link_timeout_s
     ) as made:
         addresses = {rank: transport.address for rank, transport in enumerate(made)}
+        if over_tcp:  # nobody listens locally under this name of the host
+            addresses = {rank: ("localhost", port) for rank, (_, port) in addresses.items()}
 
         def connect(rank: int) -> None:
             peers = {peer: addresses[peer] for peer in programs[rank].peers}

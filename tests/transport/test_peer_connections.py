@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +12,8 @@ from contextlib import closing
 import pytest
 
 from meshmend.errors import PeerLostError
-from meshmend.transport.handshake import ConnectRequest, Deadline, dial
+from meshmend.transport.handshake import ConnectRequest, Deadline, dial, local_name
+from meshmend.transport.listener import Listener, listening, listening_locally
 from meshmend.transport.peer_connections import PeerConnections, has_ended
 from waiting import HANG_S, until
 
@@ -104,3 +107,39 @@ def test_a_caller_that_takes_its_time_sees_nothing_of_those_who_look_for_it(
         waiting.connection(0, callee.address, time.monotonic() + 1.5)
 
     assert not caplog.records
+
+
+def test_processes_of_one_host_connect_without_tcp_and_others_over_it(
+    callee: PeerConnections,
+) -> None:
+    """Under another name of this host nobody listens locally, as if it were another host."""
+    request, until_then = ConnectRequest(0, 1, EPOCH, 1), Deadline(time.monotonic() + HANG_S)
+
+    with closing(dial(callee.address, SECRET, request, until_then)) as inside:
+        assert inside.family == socket.AF_UNIX
+    with closing(dial(("localhost", callee.address[1]), SECRET, request, until_then)) as outside:
+        assert outside.family == socket.AF_INET
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+def test_a_local_name_that_another_user_has_taken_is_left_alone_and_the_port_serves() -> None:
+    listener, calls = listening("127.0.0.1"), []
+    address = listener.getsockname()
+    taking = (
+        "import os, socket, sys; os.seteuid(65534); taken = socket.socket(socket.AF_UNIX); "
+        "taken.bind(chr(0) + sys.argv[1]); taken.listen(); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", taking, local_name(address)[1:]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert listening_locally(address) is None
+        with closing(
+            Listener(listener, SECRET, 1, name="rank 1", admit=lambda *call: calls.append(call))
+        ):
+            request = ConnectRequest(0, 1, EPOCH, 1)
+            mine = dial(address, SECRET, request, Deadline(time.monotonic() + HANG_S))
+            until(lambda: calls)
+            with closing(mine), closing(calls[0][0]):
+                assert mine.family == socket.AF_INET
+        other.communicate()

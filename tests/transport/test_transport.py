@@ -59,20 +59,29 @@ def allreduce(name: str) -> Schedule:
 
 
 @pytest.fixture(
-    scope="module", params=["ring-1d", "ft-two-d", "rings-nd", "one-tree", "exchange", "exchange-1"]
+    scope="module",
+    params=[
+        "ring-1d",
+        "ft-two-d over TCP",
+        "rings-nd",
+        "one-tree over TCP",
+        "exchange",
+        "exchange-1 over TCP",
+    ],
 )
 def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
-    schedule = allreduce(request.param)
+    name, _, network = request.param.partition(" over ")
+    schedule = allreduce(name)
     programs = programs_of(schedule)
-    with connected(programs) as made:
+    with connected(programs, over_tcp=network == "TCP") as made:
         yield schedule, programs, made
 
 
-@pytest.fixture
-def square() -> Iterator[Bed]:
+@pytest.fixture(params=["in the host", "over TCP"])
+def square(request: pytest.FixtureRequest) -> Iterator[Bed]:
     schedule = algorithm("ring-1d").build(SQUARE, Collective.ALLREDUCE)
     programs = programs_of(schedule)
-    with connected(programs, reports_failures=True) as made:
+    with connected(programs, reports_failures=True, over_tcp=request.param == "over TCP") as made:
         yield schedule, programs, made
 
 

@@ -92,7 +92,8 @@ FAULT: Final = 21  # what is wrong with a frame of this peer: one of FAULTS, or 
 CORRUPTED: Final = 22  # a fault is injected: data from this peer changes on its way
 IN_WORDS: Final = 23  # the header that is being read
 OUT_WORDS: Final = IN_WORDS + HEADER_WORDS  # the header that is being sent
-N_LINK_COLUMNS: Final = OUT_WORDS + HEADER_WORDS
+SENT_BYTES: Final = OUT_WORDS + HEADER_WORDS  # to this peer, over all connections to it
+N_LINK_COLUMNS: Final = SENT_BYTES + 1
 
 # The words of a header.
 CALL_WORD, ROW_WORD, LENGTH_WORD, FINGERPRINT_WORD, PAYLOAD_WORD, CHECK_WORD = 0, 1, 2, 3, 4, 5
@@ -506,6 +507,7 @@ def _push(loop, peer, message, parts, void):  # type: ignore[no-untyped-def]
                 continue
             return BLOCKED if n_sent == -EAGAIN else LOST
         link[OUT_DONE] += n_sent
+        link[SENT_BYTES] += n_sent
         if link[OUT_DONE] == HEADER_BYTES + length:
             link[OUT_KEY] = NONE
             if key != TAIL:

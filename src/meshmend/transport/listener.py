@@ -28,7 +28,13 @@ import msgspec
 
 from meshmend.errors import HandshakeError, InputError, TransportError
 from meshmend.transport.event_fd import clear
-from meshmend.transport.handshake import ConnectRequest, ListenerHandshake, close_in_forks
+from meshmend.transport.handshake import (
+    ConnectRequest,
+    ListenerHandshake,
+    close_in_forks,
+    is_local,
+    local_name,
+)
 from meshmend.transport.pacing import RateLimit
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -79,8 +85,8 @@ class Listener:
     """Calls `admit(connection, request)` in its thread for every caller that proved the secret.
 
     `admit` may refuse with a HandshakeError and must not block. `name` is the name of this
-    end in the log, `rank` the number under which callers ask for it. `n_expected`: so many may call
-    in the same moment, and none of them is cut off.
+    end in the log, `rank` the number under which callers ask for it. `beside` is a second socket to
+    listen on. `n_expected`: so many may call in the same moment, and none of them is cut off.
     """
 
     def __init__(
@@ -91,9 +97,10 @@ class Listener:
         *,
         name: str,
         admit: Callable[[socket.socket, ConnectRequest], None],
+        beside: socket.socket | None = None,
         n_expected: int = 0,
     ) -> None:
-        self._listener = listener
+        self._listeners = [listener] if beside is None else [listener, beside]
         self._secret = secret
         self._rank = rank
         self._name = name
@@ -106,10 +113,11 @@ class Listener:
         self._is_closed = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self.address: Address = listener.getsockname()[:2]
-        listener.setblocking(False)
+        for each in self._listeners:
+            each.setblocking(False)
+            self._selector.register(each, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="meshmend-listener", daemon=True)
         self._thread.start()
 
@@ -129,14 +137,15 @@ class Listener:
                     clear(self._wake_fd)
                 elif key.fd in self._pending:
                     self._read_handshake(self._pending[key.fd])
-                elif key.fileobj is self._listener:
-                    self._accept_all()
+                elif key.fileobj in self._listeners:
+                    self._accept_all(key.fileobj)
             self._drop_late()
             if self._is_flooded():
                 time.sleep(_FLOOD_PAUSE_S)  # many at once cost less than each by itself
         for caller in list(self._pending.values()):
             self._drop(caller)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._selector.close()
         os.close(self._wake_fd)
 
@@ -148,10 +157,10 @@ class Listener:
         first = next(iter(self._pending.values()), None)
         return None if first is None else max(0.0, first.deadline - time.monotonic())
 
-    def _accept_all(self) -> None:
+    def _accept_all(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, address = self._listener.accept()
+                connection, address = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -164,7 +173,7 @@ class Listener:
                     self._longest_waiting(),
                     "too many callers wait, and it has not proved the secret",
                 )
-            self._begin(connection, address[:2])
+            self._begin(connection, (self.address[0], 0) if is_local(connection) else address[:2])
 
     def _begin(self, connection: socket.socket, address: Address) -> None:
         close_in_forks(connection)
@@ -265,4 +274,20 @@ def listening(bind: str, port: int = 0) -> socket.socket:
         listener.close()
         where = f"{bind}:{port}" if port else bind
         raise InputError(f"cannot listen on {where}: {error.strerror}") from None
+    return listener
+
+
+def listening_locally(address: Address) -> socket.socket | None:
+    """Return a socket that listens for callers on this host, who know the address; None if taken.
+
+    Then they call the address itself.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(local_name(address))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    close_in_forks(listener)
     return listener

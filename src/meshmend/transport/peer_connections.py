@@ -21,7 +21,7 @@ from typing import Final
 from meshmend.errors import HandshakeError, PeerLostError, StoppedError, TransportError
 from meshmend.transport.event_fd import is_set
 from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, check_listens, dial
-from meshmend.transport.listener import Address, Listener, listening
+from meshmend.transport.listener import Address, Listener, listening, listening_locally
 
 _LOOK_EVERY_S: Final = 1.0  # whether a rank that does not call is still there
 
@@ -53,7 +53,14 @@ class PeerConnections:
         self.on_asker: Callable[[socket.socket], None] | None = None
         self.asked_epoch = 0  # calls of another one were meant for who had this address before
         listener = listening(bind)
-        self._listener = Listener(listener, secret, rank, name=self._me, admit=self._admit)
+        self._listener = Listener(
+            listener,
+            secret,
+            rank,
+            name=self._me,
+            admit=self._admit,
+            beside=listening_locally(listener.getsockname()),
+        )
         self.address: Address = self._listener.address
 
     def connection(

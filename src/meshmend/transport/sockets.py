@@ -1,4 +1,6 @@
-"""Runs tasks over TCP: one authenticated connection per pair of ranks that exchange data.
+"""Runs tasks over sockets: one authenticated connection per pair of ranks that exchange data.
+
+It is a TCP connection between hosts, and one of the kernel's own between processes of one host.
 
 Connections outlive collectives and generations. If a run is interrupted in the middle of a frame,
 the rest of the frame is still sent later, and the receiver drops it. So the receiver always knows
@@ -28,6 +30,7 @@ from meshmend.transport import event_loop
 from meshmend.transport.combine import bind_combine
 from meshmend.transport.event_fd import clear, event_of, is_set
 from meshmend.transport.event_loop import bind_checksum, header_checksum
+from meshmend.transport.handshake import is_local
 from meshmend.transport.in_flight import PendingRun, RunsInFlight
 from meshmend.transport.listener import Address
 from meshmend.transport.liveness import keep_alive, work_done
@@ -78,8 +81,6 @@ class SocketTransport:
         self._sockets: dict[int, socket.socket] = {}
         self._epochs: dict[int, int] = {}
         self._connected_in: dict[int, int] = {}  # by rank, the generation of the latest `connect`
-        self._counted: dict[int, int] = {}
-        self._sent_before: dict[int, int] = {}  # bytes, over connections that are closed
         self._stop_fd = event_of(self)
         self._runs = RunsInFlight(
             len(labels),
@@ -194,12 +195,10 @@ class SocketTransport:
     def _drop(self, peers: Iterable[int]) -> None:
         for peer in peers:
             if connection := self._sockets.pop(peer, None):
-                sent = self._sent_before.get(peer, 0) + work_done(connection)[0]
-                self._sent_before[peer] = sent
                 connection.close()
                 del self._epochs[peer]
                 self._connected_in.pop(peer, None)
-            self._links[peer] = 0
+            self._links[peer, : event_loop.SENT_BYTES] = 0  # that count never falls
             self._links[peer, [event_loop.FD, event_loop.IN_KEY, event_loop.OUT_KEY]] = -1
 
     def sever(self, peer: int) -> None:
@@ -235,12 +234,8 @@ class SocketTransport:
 
     def sent_bytes(self) -> dict[int, int]:
         """Return how many bytes each rank has got from this one; any thread may call this."""
-        sent = dict(self._sent_before)
-        for peer, connection in list(self._sockets.items()):
-            sent[peer] = sent.get(peer, 0) + work_done(connection)[0]
-        # A connection that is being closed may be missing for a moment; a count never falls.
-        self._counted = {peer: max(n, self._counted.get(peer, 0)) for peer, n in sent.items()}
-        return self._counted
+        sent = self._links[:, event_loop.SENT_BYTES].tolist()
+        return {peer: n_bytes for peer, n_bytes in enumerate(sent) if n_bytes}
 
     def work_done(self) -> dict[int, tuple[int, int]]:
         """Return for each connected rank what `liveness.work_done` says."""
@@ -305,6 +300,8 @@ class SocketTransport:
 
     def _set_up(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        if is_local(connection):
+            return  # its buffers are small, and the kernel sees at once when the peer is gone
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         if self._window_bytes and not connection.getpeername()[0].startswith("127."):
