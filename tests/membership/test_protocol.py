@@ -171,7 +171,7 @@ def use_numbers_again(patch: Patch) -> None:
 
 def believe_no_denial(patch: Patch) -> None:
     """A generation that took no step counts for ever."""
-    patch.setattr(history_rules, "_proves_no_step", lambda process, status, begun: False)
+    patch.setattr(history_rules, "_proves_no_step", lambda *_, has_part: False)
 
 
 def believe_every_denial(patch: Patch) -> None:
@@ -179,7 +179,7 @@ def believe_every_denial(patch: Patch) -> None:
     patch.setattr(
         history_rules,
         "_proves_no_step",
-        lambda process, status, begun: not begun.is_confirmed and process in begun.members,
+        lambda process, _, begun, has_part: not begun.is_confirmed and process in begun.members,
     )
 
 

@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import meshmend.torch
 
 dist.init_process_group("meshmend", timeout=timedelta(seconds=30))
+dist.barrier()  # while others still connect, Gloo does not bear a spare that ends
 
 def model(width=301, seed=0):
     torch.manual_seed(seed)  # 301 rows do not divide by 4

@@ -13,6 +13,7 @@ import zlib
 from typing import Final
 
 from meshmend.errors import ChannelError
+from meshmend.transport.handshake import is_local
 from meshmend.transport.liveness import LinkWatch
 
 _HEAD: Final = struct.Struct(">III")  # length, its checksum, checksum of the bytes
@@ -30,7 +31,8 @@ class Channel:
 
     def __init__(self, connection: socket.socket, *, longest_bytes: int = LONGEST_BYTES) -> None:
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not is_local(connection):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._longest_bytes = longest_bytes
         self._received = bytearray()
