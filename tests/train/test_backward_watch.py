@@ -86,6 +86,29 @@ def test_buckets_start_in_order_while_the_backward_pass_goes_on() -> None:
     check_whole_gradient(chips, layers())
 
 
+def test_a_chip_on_which_a_layer_was_frozen_at_first_starts_the_sums_that_the_others_start() -> (
+    None
+):
+    """A chip that joins may come in a turn in which the loop has frozen it, as that of a GAN does.
+
+    If it started no sums before a gather in the step, the chips would make them in another order.
+    """
+    model = layers()
+    chips = Chips(model)
+    first = chips.models[0][1].weight
+    first.requires_grad_(False)
+    for turn in range(2):
+        first.requires_grad_(turn > 0)
+        chips.begin()
+        first.requires_grad_(True)
+        for half, replica in enumerate(chips.models):
+            loss_of(replica, half).backward()
+
+        assert chips.started == [[0, 1], [0, 1]]
+        chips.finish()
+        check_whole_gradient(chips, copy.deepcopy(model))
+
+
 def test_a_bucket_waits_for_those_before_it_if_a_layer_is_not_used() -> None:
     chips = Chips(layers())
     chips.begin()

@@ -182,13 +182,22 @@ def test_a_scheduler_that_the_loop_steps_before_the_job_is_refused() -> None:
             scheduler.step()
             job.step(loss)
 
-    with pytest.raises(InputError, match=r"must not step its StepLR before.*post_hook"):
+    with pytest.raises(InputError, match=r"must not change the StepLR in also before.*post_hook"):
         loop()
     assert job.step_number == 0
 
 
-def test_a_scheduler_that_the_loop_steps_after_the_job_is_that_of_plain_pytorch() -> None:
-    model, _, scheduler, job = scheduled(lambda of: torch.optim.lr_scheduler.StepLR(of, 1, 0.5))
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_a_scheduler_that_the_loop_steps_after_the_job_is_that_of_plain_pytorch(
+    is_chain: bool,
+) -> None:
+    schedulers = torch.optim.lr_scheduler
+
+    def make(of: Any) -> Any:
+        plain = schedulers.StepLR(of, 1, 0.5)
+        return schedulers.ChainedScheduler([plain]) if is_chain else plain
+
+    model, _, scheduler, job = scheduled(make)
     rates = []
     for batch in job:
         loss = loss_of(model, batch)

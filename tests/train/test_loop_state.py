@@ -1,10 +1,13 @@
 """What a loop changes after a step that did not count is undone, in all that the job knows."""
 
+import copy
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -32,6 +35,9 @@ _SCHEDULERS: dict[str, Callable[[Any], Any]] = {
             torch.optim.lr_scheduler.ExponentialLR(of, 0.9),
         ],
         milestones=[3],
+    ),
+    "a chain": lambda of: torch.optim.lr_scheduler.ChainedScheduler(
+        [torch.optim.lr_scheduler.ExponentialLR(of, each) for each in (0.9, 0.8)]
     ),
     "plateau": lambda of: torch.optim.lr_scheduler.ReduceLROnPlateau(of, patience=0),
 }
@@ -178,6 +184,141 @@ def test_an_optimizer_of_what_the_job_does_not_know_is_refused() -> None:
 
     with pytest.raises(InputError, match=r"SGD steps one of shape \[6\] that the model has not"):
         Job(model, torch.optim.SGD([flat], 0.1), torch.ones(8, 2), batch=4, steps=3)
+
+
+class _Counted(torch.nn.Linear):  # type: ignore[misc,name-defined]
+    """Counts its passes in a state of its own."""
+
+    n_passes = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"passes": self.n_passes}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.n_passes = state["passes"]
+
+    def forward(self, inputs: Any) -> Any:
+        self.n_passes += 1
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_rates_and_counts_that_change_before_each_step_go_on_as_if_the_turn_had_not_been(
+    is_tensor: bool,
+) -> None:
+    """But nothing is undone after another state has come, or in a step without samples."""
+    model = _Counted(2, 2)
+    rate: Any = torch.tensor(1.0) if is_tensor else 1.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    learner = TorchLearner(model, optimizer)
+    group = optimizer.param_groups[0]
+    for counts in (True, False, False, True):
+        learner.begin(Share(0, 4, 4), lambda number: None)
+        group["lr"] *= 0.5
+        loss = model(torch.ones(4, 2)).sum()
+        loss.backward()
+        learner.gather(loss, None, is_last=False)
+        if not counts:
+            learner.undo()
+    assert (float(group["lr"]), model.n_passes) == (0.25, 2)
+
+    state = copy.deepcopy(learner.state())
+    state["optimizer"]["param_groups"][0]["lr"] = 7.0
+    learner.load(state)
+    learner.undo()
+    assert float(group["lr"]) == 7  # also: the loop's own dict is still that of the optimizer
+    learner.begin(Share(0, 4, 4), lambda number: None)
+    group["lr"] = 8.0
+    learner.clear(is_last=False)
+    learner.undo()
+    assert float(optimizer.param_groups[0]["lr"]) == 8
+
+
+def test_the_random_numbers_of_a_step_are_the_same_in_each_run_also_beside_loader_workers() -> None:
+    """Those of Python and NumPy too, by which loops mix samples, for example."""
+    found = []
+    for seed in range(2):
+        random.seed(seed)
+        np.random.seed(seed)
+        model, optimizer = made()
+        loader = torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=4, num_workers=1)
+        job = Job(model, optimizer, loader, steps=2)
+        for inputs in job:
+            found.append((seed, random.random(), np.random.rand(), float(torch.rand(()))))
+            loss = model(inputs).sum()
+            loss.backward()
+            job.step(loss)
+
+    assert [each[1:] for each in found[:2]] == [each[1:] for each in found[2:]]
+    assert len({number for each in found for number in each[1:]}) == 6
+
+
+class _Curriculum:
+    def __init__(self) -> None:
+        self.level = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"level": self.level}
+
+    def load_state_dict(self, state_dict: dict[str, int], /) -> None:
+        self.level = state_dict["level"]
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "at", "name"),
+    [
+        (_Curriculum, lambda each: setattr(each, "level", 1), 0, "_Curriculum"),
+        (_Curriculum, lambda each: setattr(each, "level", 1), 2, "_Curriculum"),
+        (lambda: torch.nn.Linear(99, 99), lambda each: each.weight.data.mul_(2), 0, "Linear"),
+        (
+            lambda: torch.nn.Linear(99, 99),
+            lambda each: torch.nn.init.ones_(each.weight),
+            2,
+            "Linea",
+        ),
+        (lambda: torch.nn.Linear(2, 2), lambda each: each.weight.data.mul_(2), 2, "Linear"),
+    ],
+)
+def test_a_loop_that_changes_what_is_in_also_before_its_step_is_refused(
+    make: Callable[[], Any], change: Callable[[Any], object], at: int, name: str
+) -> None:
+    model, optimizer = made()
+    part = make()
+    job = Job(model, optimizer, torch.ones(8, 2), batch=4, steps=4, also=[part])
+    with pytest.raises(InputError, match=rf"must not change the {name}\w* in also before job.step"):  # noqa: PT012
+        for inputs in job:
+            if job.step_number == at:
+                change(part)
+            loss = model(inputs).square().mean()
+            loss.backward()
+            job.step(loss)
+    assert job.step_number == at
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_chip_that_takes_the_state_of_an_optimizer_has_its_bits_whatever_their_types(
+    dtype: Any,
+) -> None:
+    """PyTorch makes the float32 of NAdam and ASGD tensors of the parameters' type."""
+
+    def chip() -> tuple[Any, TorchLearner]:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).to(dtype)
+        optimizers = [
+            torch.optim.NAdam(model[0].parameters()),
+            torch.optim.ASGD(model[1].parameters()),
+        ]
+        return model, TorchLearner(model, optimizers)
+
+    (model, learner), (_, other) = chip(), chip()
+    learner.begin(Share(0, 4, 4), lambda number: None)
+    loss = model(torch.ones(4, 2, dtype=dtype)).float().sum()
+    loss.backward()
+    learner.gather(loss, None, is_last=False)
+    learner.update()
+
+    other.load(copy.deepcopy(learner.state()))
+
+    assert other.begun_digest().wait() == learner.begun_digest().wait()
 
 
 def test_what_is_not_the_same_on_all_chips_is_left_alone() -> None:

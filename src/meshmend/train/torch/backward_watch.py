@@ -25,7 +25,6 @@ class BackwardWatch:
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
-        self._is_watching = False
         self._is_late = False
         self._is_accumulating = False
         self._scale = 0.0
@@ -36,12 +35,11 @@ class BackwardWatch:
         self._probe: torch.nn.Parameter | None = None  # a parameter whose gradient is looked at
         self._probed = (0, 0)  # its gradient and that one's version after the backward pass
         self._has_warned = False
+        self._watch()
 
     def begin(self, scale: float, start: Callable[[int], None]) -> None:
         """Begin a step; `start(number)` is called for each bucket that can be summed."""
         self._gradients.begin()
-        if not self._is_watching:
-            self._watch()
         self._scale, self._next, self._n_started, self._has_gradients = scale, 0, 0, False
         self._start = start
 
@@ -103,14 +101,11 @@ class BackwardWatch:
             self._is_accumulating = before
 
     def _watch(self) -> None:
-        self._is_watching = True
-        buckets = self._gradients.buckets
-        # Those that were frozen after the job was made get no gradients, and no hooks.
+        """Watch all parameters, also those that a loop freezes for a while: it may thaw them."""
         trained = [
             (number, parameter)
-            for number, bucket in enumerate(buckets)
+            for number, bucket in enumerate(self._gradients.buckets)
             for parameter in bucket.parameters
-            if parameter.requires_grad
         ]
         if trained:
             self._probe = min((each for _, each in trained), key=torch.Tensor.numel)

@@ -40,6 +40,7 @@ from meshmend.train.torch.local_tensors import (
     own_box,
 )
 from meshmend.train.torch.loop_state import Stateful
+from meshmend.train.torch.optimizers import load_optimizer
 
 # torch's stubs lack half of what c10d offers.
 dist: Any = torch.distributed
@@ -413,7 +414,7 @@ def _set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor, *, is_k
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Replace the state of an optimizer; its groups stay the same dicts, which others may hold."""
+    """Replace the state of an optimizer by that of another chip."""
     groups = optimizer.param_groups
     if len(groups) != len(state["param_groups"]):
         raise InputError(
@@ -421,12 +422,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
             f"that of the other chips {len(state['param_groups'])}; make all groups before "
             "reconfigure, with a learning rate of 0 for as long as they are to stay as they are"
         )
-    optimizer.load_state_dict(_as_optimizer(optimizer, state))
-    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-        if group is not loaded:
-            group.clear()
-            group.update(loaded)
-    optimizer.param_groups = groups
+    load_optimizer(optimizer, _as_optimizer(optimizer, state))
 
 
 def _as_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

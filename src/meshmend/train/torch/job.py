@@ -13,10 +13,12 @@ joins the new generation, and hands out its new share of the same step. The sums
 `backward` still computes; `step` waits for the last.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from meshmend.errors import InputError, hides_frames
@@ -168,7 +170,7 @@ class Job(ChipJob):
             for _ in self._core:
                 share, n_steps = self._core.share_to_step_on(), self.steps - self._core.step_number
                 batch = self._source.batch(share, n_steps)
-                seed_torch(self._core.step_seed)
+                seed_step(self._core.step_seed)
                 self._learner.begin(share, self._core.start_sum)
                 yield batch
                 self._learner.end_turn(self._core.world_size)
@@ -288,11 +290,13 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def seed_torch(number: int) -> None:
-    """Seed torch's random numbers: the CPU's always, the GPU's only if it is in use.
+def seed_step(number: int) -> None:
+    """Seed the random numbers of Python, NumPy and torch; on a GPU only if it is in use.
 
     `torch.manual_seed` looks for every kind of device. That is too slow for small steps.
     """
+    random.seed(number)
+    np.random.seed(number)
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's stubs
         torch.cuda.manual_seed_all(number)

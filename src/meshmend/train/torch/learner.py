@@ -14,7 +14,7 @@ from meshmend.train.data.samples import Share
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.digest import BegunDigests
 from meshmend.train.state.state_tree import Framework
-from meshmend.train.state.torch_state import TORCH
+from meshmend.train.state.torch_state import TORCH, tensors_of
 from meshmend.train.torch.backward_watch import BackwardWatch
 from meshmend.train.torch.gradients import Bytes, Gradients
 from meshmend.train.torch.loop_state import (
@@ -97,6 +97,7 @@ class TorchLearner:
         self._watch.begin(share.n_samples / share.batch, start)
         self._loop_weights.begin()
         self.loop_state.check_groups()
+        self.loop_state.begin()
 
     def end(self) -> None:
         """Let the optimizers be stepped by anyone again: the job is over."""
@@ -155,7 +156,7 @@ class TorchLearner:
     def gather(self, loss: torch.Tensor, weight: float | None, *, is_last: bool) -> None:
         """Put this chip's gradients and loss, times its weight, into the payloads."""
         assert self._schedulers is not None, "a step has begun"
-        self._schedulers.check_before_step()
+        self.loop_state.check()
         self._loop_weights.note()
         self.loop_state.check_groups()
         if self._share.n_samples < self._share.batch:
@@ -190,7 +191,7 @@ class TorchLearner:
 
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
-        self._loop_weights.forget()
+        self._forget_turn()
         self._forget_prepared()
         self._gradients.clear(is_last=is_last)
 
@@ -216,10 +217,11 @@ class TorchLearner:
         return self._gradients.non_finite()
 
     def undo(self) -> None:
-        """Reset buffers, and weights that the loop changed: the step does not count."""
+        """Undo what the loop has changed before the job's step: that does not count."""
         self._watch.abandon()
         self._gradients.restore()
         self._loop_weights.restore()
+        self.loop_state.restore()
 
     def update(self) -> float:
         """Step the optimizers with the sums; return the mean loss over all samples."""
@@ -285,8 +287,15 @@ class TorchLearner:
     def free(self) -> None:
         """Do nothing: what comes is written over the tensors."""
 
+    def _forget_turn(self) -> None:
+        self._loop_weights.forget()
+        self.loop_state.forget()
+
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint."""
+        self._forget_turn()
+        like = [each.dtype for each in tensors_of(self._model.state_dict())]
+        keeps_types = like == [each.dtype for each in tensors_of(state["model"])]
         self._model.load_state_dict(state["model"])
         load_other_buffers(self._model, state.get("buffers", {}))
         if "frozen" in state:  # by the loop: a chip that joins has not seen that
@@ -298,7 +307,10 @@ class TorchLearner:
         self._gradients.remember()
         if state.get("progress", {}).get("step") != 0:  # else the job begins with it
             self._gradients.skip_check()
-        self._optimizers.load_state_dict(state["optimizer"])
+        if self.sharded is not None:
+            self.sharded.load_state_dict(state["optimizer"])
+        else:
+            self._stepped.load_state_dict(state["optimizer"], keeps_types=keeps_types)
         for part, part_state in zip(self._also, state["also"], strict=True):
             part.load_state_dict(part_state)
         if self._schedulers is not None:

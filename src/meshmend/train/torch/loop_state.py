@@ -10,12 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
+from torch.optim import lr_scheduler
 
 from meshmend.errors import InputError
+from meshmend.train.state.state_tree import map_state
+from meshmend.train.state.torch_state import TORCH
 
 _STEP_IN_HOOK: Final = (
     "step it in the optimizer: optimizer.register_step_post_hook(lambda *_: scheduler.step())"
 )
+_IN_HOOK: Final = "in the optimizer, with optimizer.register_step_post_hook(...)"
+_SMALL: Final = 1024  # elements of a tensor whose value is looked at in each turn
 
 
 class Stateful(Protocol):
@@ -36,7 +41,8 @@ def is_compared(part: Stateful) -> bool:
 class LoopState:
     """The model, the objects in `also`, the settings of the optimizers: the loop may change them.
 
-    `keep` and `put_back` are for what it does after `job.step`.
+    `begin`, `check` and `restore` are for what it does before `job.step`; for weights that change
+    there, see `LoopWeights`. `keep` and `put_back` are for what it does after `job.step`.
     """
 
     def __init__(
@@ -50,7 +56,16 @@ class LoopState:
         self._optimizers = list(optimizers.values())
         self._also = [part for part in also if is_compared(part)]
         self._n_parameters: list[int] = []  # of each group, when the first step began
-        self._kept: tuple[list[dict[str, Any]], list[dict[str, Any]]] | None = None
+        # Of modules that have a state beside their tensors, such as a count of their passes.
+        self._counting: list[Any] = [
+            each
+            for each in model.modules()
+            if type(each).get_extra_state is not torch.nn.Module.get_extra_state
+        ]
+        self._begun: _Settings | None = None  # None if there is nothing to undo
+        self._seen: list[dict[str, str]] = []  # digests of `also` when the turn began
+        self._is_first = True  # no turn has been looked at
+        self._kept: tuple[list[dict[str, Any]], _Settings] | None = None
 
     def check_groups(self) -> None:
         """Raise InputError if an optimizer has other parameters than in the first step.
@@ -66,11 +81,38 @@ class LoopState:
                 "they are to stay as they are"
             )
 
+    def begin(self) -> None:
+        """Begin a turn of the loop."""
+        self._begun = self._settings()
+        self._seen = [_digests(part, is_whole=self._is_first) for part in self._also]
+
+    def forget(self) -> None:
+        """Begin a step without a turn of the loop, or go on from another state."""
+        self._begun = None
+
+    def check(self) -> None:
+        """Raise InputError if the loop has changed an object in `also` before `job.step`.
+
+        Averages are large: to copy them in each turn, so that this can be undone, would cost much.
+        """
+        for part, seen in zip(self._also, self._seen, strict=True):
+            if _digests(part, is_whole=self._is_first) != seen:
+                raise InputError(
+                    f"the loop over a Job must not change the {type(part).__name__} in also before "
+                    "job.step: if the step does not count, that is not undone; change it after "
+                    f"job.step, or {_IN_HOOK}"
+                )
+        self._is_first = False
+
+    def restore(self) -> None:
+        """Make settings what they were when the turn began, because the step does not count."""
+        if self._begun is not None:
+            self._set(self._begun)
+
     def keep(self) -> None:
         """Remember all of it: the step did not count, so what the loop does after it must not."""
-        self._kept = copy.deepcopy(
-            ([part.state_dict() for part in self._also], [dict(each) for each in self._settings()])
-        )
+        states = copy.deepcopy([part.state_dict() for part in self._also])
+        self._kept = states, self._settings()
         tensors = (*self._model.parameters(), *self._model.buffers())
         self._held = [(each, _copy(each)) for each in tensors]
 
@@ -82,12 +124,7 @@ class LoopState:
         self._kept = None
         for part, state in zip(self._also, states, strict=True):
             part.load_state_dict(state)
-        for group, values in zip(self._groups(), settings, strict=True):
-            for name, value in values.items():
-                if isinstance(group[name], torch.Tensor):
-                    group[name].copy_(value)  # a compiled step holds this very tensor
-                else:
-                    group[name] = value
+        self._set(settings)
         held, self._held = self._held, []
         with torch.no_grad():
             for tensor, before in held:
@@ -97,9 +134,37 @@ class LoopState:
         for optimizer in self._optimizers:
             yield from optimizer.param_groups
 
-    def _settings(self) -> Iterator[dict[str, Any]]:
-        for group in self._groups():
-            yield {name: value for name, value in group.items() if name != "params"}
+    def _settings(self) -> "_Settings":
+        """Return copies of the settings of all groups, and of the states of modules that count."""
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self._groups()
+        ]
+        return copy.deepcopy((groups, [each.get_extra_state() for each in self._counting]))
+
+    def _set(self, settings: "_Settings") -> None:
+        groups, counts = settings
+        for group, values in zip(self._groups(), groups, strict=True):
+            for name, value in values.items():
+                if isinstance(group[name], torch.Tensor):
+                    group[name].copy_(value)  # a compiled step holds this very tensor
+                else:
+                    group[name] = value
+        for module, count in zip(self._counting, counts, strict=True):
+            module.set_extra_state(copy.deepcopy(count))
+
+
+_Settings = tuple[list[dict[str, Any]], list[Any]]
+
+
+def _digests(part: Stateful, *, is_whole: bool) -> dict[str, str]:
+    """Return a digest of each value of a state, and for large tensors a mark, or one too."""
+
+    def leaf(value: Any) -> Any:
+        is_large = isinstance(value, torch.Tensor) and value.numel() > _SMALL
+        return list(_mark(value)) if is_large and not is_whole else value
+
+    return TORCH.begun_digest(map_state(leaf, part.state_dict())).wait()
 
 
 class LoopWeights:
@@ -141,7 +206,7 @@ class LoopWeights:
         self._lost = ""
 
     def forget(self) -> None:
-        """Begin a step without a turn of the loop: this chip has no samples."""
+        """Begin a step without a turn of the loop, or go on from another state."""
         self._before, self._lost = {}, ""
 
     @torch.no_grad()
@@ -211,9 +276,11 @@ class Schedulers:
             if getattr(each.step, "_wrapped_by_lr_sched", False)
         ]
         found = _schedulers() if wrapped else []
-        self._found = [each for each in found if any(each.optimizer is other for other in wrapped)]
+        mine = [each for each in found if any(each.optimizer is other for other in wrapped)]
+        # A chain has no count of its own; those that it consists of are found too.
+        self._found = [each for each in mine if not isinstance(each, lr_scheduler.ChainedScheduler)]
         known = {id(each) for each in _parts_of(also, depth=3)}
-        for scheduler in self._found:
+        for scheduler in mine:
             if id(scheduler) not in known:
                 raise InputError(
                     f"Job needs the {type(scheduler).__name__} of its optimizer in also, or a chip "
@@ -224,15 +291,6 @@ class Schedulers:
     def note(self) -> None:
         """Remember how often each has stepped."""
         self._counts = [each.last_epoch for each in self._found]
-
-    def check_before_step(self) -> None:
-        """Raise InputError if the loop has stepped one in this turn, before the job's step."""
-        for name in self._stepped():
-            raise InputError(
-                f"the loop over a Job must not step its {name} before job.step: "
-                "if the step does not count, that is not undone; step it after job.step, or "
-                f"{_STEP_IN_HOOK}"
-            )
 
     def check_after_step(self, batch: int, n_chips: int) -> None:
         """Raise InputError if the loop steps one, and some chips have no samples to loop over."""
@@ -259,7 +317,7 @@ def _schedulers() -> list[Any]:
 
 def _is_scheduler(each: object) -> bool:
     # Not `isinstance`: it asks objects for their class, and some answer with an import.
-    return issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)
+    return issubclass(type(each), lr_scheduler.LRScheduler)
 
 
 def _parts_of(objects: Sequence[object], depth: int) -> Iterator[object]:

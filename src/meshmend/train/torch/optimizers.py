@@ -121,8 +121,8 @@ class SteppedOptimizers:
         }
         return states[""] if list(states) == [""] else states
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the states by those that `state_dict` returned.
+    def load_state_dict(self, state: dict[str, Any], *, keeps_types: bool = True) -> None:
+        """Replace the states by those that `state_dict` returned, perhaps in another type of model.
 
         Raises:
             InputError: they have masters, and this job has none.
@@ -131,7 +131,10 @@ class SteppedOptimizers:
         for name, optimizer in self._optimizers.items():
             if name not in self._masters:
                 check_no_masters(states[name]["state"].values())
-            self._masters.get(name, optimizer).load_state_dict(states[name])
+            if name in self._masters:
+                self._masters[name].load_state_dict(states[name])
+            else:
+                load_optimizer(optimizer, states[name], keeps_types=keeps_types)
 
     def part_name(self, name: str, parameter_names: Mapping[torch.Tensor, str]) -> str:
         """Return the name of a part of the training state, with that of its parameter."""
@@ -247,7 +250,30 @@ class MasterWeights:
             saved = states.get(number, {}).pop(MASTER, None)
             master.copy_(parameter if saved is None else saved)
         kept = {number: state for number, state in states.items() if state}
-        self._optimizer.load_state_dict({**document, "state": kept})
+        load_optimizer(self._optimizer, {**document, "state": kept})
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, document: Mapping[str, Any], *, keeps_types: bool = True
+) -> None:
+    """Replace the state of an optimizer; its groups stay the same dicts, which others may hold.
+
+    PyTorch makes each tensor but `step` one of its parameter's type. So the float32 of NAdam beside
+    parameters of other types would be another number than on the chip that it comes from.
+    """
+    groups = optimizer.param_groups
+    optimizer.load_state_dict(dict(document))
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        if group is not loaded:
+            group.clear()
+            group.update(loaded)
+    optimizer.param_groups = groups
+    numbers = [number for group in document["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, _parameters_of(optimizer), strict=True):
+        for name, value in document["state"].get(number, {}).items() if keeps_types else ():
+            made = optimizer.state[parameter][name]
+            if isinstance(value, torch.Tensor) and made.dtype != value.dtype:
+                optimizer.state[parameter][name] = value.to(made.device, copy=True)
 
 
 def needs_master(parameter: torch.Tensor) -> bool:

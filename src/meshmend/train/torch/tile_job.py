@@ -35,7 +35,7 @@ from meshmend.train.data.samples import Indices, Order, Share, share_of
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.resume import Resume
 from meshmend.train.torch.elastic_group import ElasticGroup, SampleTerms, elastic_group, retrying
-from meshmend.train.torch.job import seed_torch, torch_sample_words
+from meshmend.train.torch.job import seed_step, torch_sample_words
 from meshmend.train.torch.loop_state import Stateful
 from meshmend.train.torch.tile_checkpoints import TileCheckpoints
 
@@ -196,7 +196,7 @@ class TileStep(AbstractContextManager[Any]):
         if not self._is_first:  # another chip has the same samples, and answers for them
             share, samples = Share(share.start, share.start, share.batch), samples[:0]
         self._group.use_samples(share, samples)
-        seed_torch(hash((self._job.seed, self._group.step_number, share.start)) & 0x7FFFFFFF)
+        seed_step(hash((self._job.seed, self._group.step_number, share.start)) & 0x7FFFFFFF)
         return batch
 
     def __exit__(
