@@ -5,6 +5,7 @@ A seed that fails is replayed, with all that happened, by
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from meshmend.membership.history import CoordinatorRecord, History
 from meshmend.membership.messages import Message
 from meshmend.membership.record_file import record_text
 from simulation import coordinator_process
-from simulation.runs import beginning_with, first_problem, parts_of
+from simulation.runs import check_caught, first_problem, parts_of, simulate
 from simulation.world import Scenario
 
 N_SEEDS = 200  # in `make test`; `make slow` does ten thousand
@@ -26,16 +27,18 @@ N_PARTS = 4
 
 Patch = pytest.MonkeyPatch
 
+run_of = partial(simulate, scenario_of=Scenario.of_split)
+
 
 @pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
 def test_while_both_sides_of_what_breaks_live_on_one_history_steps(seeds: range) -> None:
-    assert first_problem(seeds, scenario_of=Scenario.of_split) is None
+    assert first_problem(seeds, run_of) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 10_000, 10), ids=str)
 def test_ten_thousand_seeds_in_which_both_sides_live_on(seeds: range) -> None:
-    assert first_problem(seeds, scenario_of=Scenario.of_split) is None
+    assert first_problem(seeds, run_of) is None
 
 
 def step_without_a_lease(patch: Patch) -> None:
@@ -132,7 +135,4 @@ def test_a_protocol_that_does_not_fence_is_caught(
 ) -> None:
     mutant(monkeypatch)
 
-    caught = first_problem(beginning_with(seed, 1000), scenario_of=Scenario.of_split)
-
-    assert caught is not None
-    assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"
+    check_caught(1000, run_of, first=seed)

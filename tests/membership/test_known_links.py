@@ -6,32 +6,35 @@ A seed that fails is replayed, with all that happened, by
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from simulation.link_speeds import SimulatedLinkSpeeds
-from simulation.runs import beginning_with, first_problem, parts_of, simulate
+from simulation.runs import check_caught, first_problem, parts_of, simulate
 from simulation.simulated_worker import SimulatedWorker
 
 N_SEEDS = 80  # in `make test`; `make slow` does two thousand
 
 Patch = pytest.MonkeyPatch
 
+run_of = partial(simulate, watches_links=True)
+
 
 def test_all_chips_at_one_step_know_the_same_links() -> None:
-    assert first_problem(range(N_SEEDS), watches_links=True) is None
+    assert first_problem(range(N_SEEDS), run_of) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 2_000, 5), ids=str)
 def test_two_thousand_seeds_in_which_links_are_slow(seeds: range) -> None:
-    assert first_problem(seeds, watches_links=True) is None
+    assert first_problem(seeds, run_of) is None
 
 
 def test_the_seeds_find_slow_links_and_such_that_are_fast_again() -> None:
     found = []
     for seed in range(20):
-        trace = simulate(seed, watches_links=True, traces=True).trace
+        trace = run_of(seed, traces=True).trace
         found += [line.rsplit("=")[-1] for line in trace if " finds link:" in line]
 
     assert len(found) > 20
@@ -75,7 +78,4 @@ MUTANTS: dict[Callable[[Patch], None], int] = {know_at_once: 17, begin_with_own_
 def test_another_way_to_know_is_caught(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutant(monkeypatch)
 
-    caught = first_problem(beginning_with(MUTANTS[mutant], N_SEEDS), watches_links=True)
-
-    assert caught is not None
-    assert "knows other links" in caught.problem
+    check_caught(N_SEEDS, run_of, first=MUTANTS[mutant], problem="knows other links")

@@ -13,7 +13,7 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.messages import FRESH, Go
 from meshmend.train.core.worker_loop import WorkerLoop
 from simulation.disk import State
-from simulation.runs import beginning_with, first_problem, parts_of
+from simulation.runs import check_caught, first_problem, parts_of
 from simulation.simulated_worker import SimulatedReplica, SimulatedWorker
 
 N_SEEDS = 120  # in `make test`; `make slow` does four hundred
@@ -97,7 +97,4 @@ def of_earlier_states_too(loop: WorkerLoop, go: Go) -> int | None:
 def test_a_state_that_may_still_count_is_not_overwritten(monkeypatch: Patch) -> None:
     overwriting(monkeypatch, of_earlier_states_too, checks=False)
 
-    caught = first_problem(beginning_with(44, 200))  # a seed that caught it before
-
-    assert caught is not None
-    assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"
+    check_caught(200, first=44)

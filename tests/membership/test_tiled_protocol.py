@@ -5,6 +5,7 @@ A seed that fails is replayed, with all that happened, by
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from meshmend.membership.messages import FRESH, Status
 from meshmend.topology.failures import Chip
 from meshmend.topology.text import parse_mesh
 from meshmend.train.core.worker_loop import WorkerLoop
-from simulation.runs import beginning_with, first_problem, parts_of, simulate
+from simulation.runs import check_caught, first_problem, parts_of, simulate
 from simulation.simulated_worker import SimulatedReplica, SimulatedWorker
 from simulation.world import Scenario
 
@@ -30,11 +31,16 @@ N_MOMENTS = 200
 
 Patch = pytest.MonkeyPatch
 
+FEW_TILES, TILES, MOMENTS = (
+    partial(simulate, scenario_of=each)
+    for each in (Scenario.of_few_tiles, Scenario.of_tiles, Scenario.of_moments)
+)
+
 
 @pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
 def test_whatever_breaks_tiles_keep_one_history_and_every_part_of_it(seeds: range) -> None:
     """Short jobs: with as much processor time they find more of the flaws below than long ones."""
-    assert first_problem(seeds, scenario_of=Scenario.of_few_tiles) is None
+    assert first_problem(seeds, FEW_TILES) is None
 
 
 @pytest.mark.parametrize("seeds", parts_of(0, N_MOMENTS, 2), ids=str)
@@ -42,19 +48,19 @@ def test_chips_that_die_at_the_worst_moments_keep_nobody_waiting_who_could_go_on
     seeds: range,
 ) -> None:
     """Nobody is repaired: whole tiles that hold the state go on without a wait for the dead."""
-    assert first_problem(seeds, scenario_of=Scenario.of_moments) is None
+    assert first_problem(seeds, MOMENTS) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(0, 10_000, 10), ids=str)
 def test_ten_thousand_seeds_of_chips_that_die_at_the_worst_moments(seeds: range) -> None:
-    assert first_problem(seeds, scenario_of=Scenario.of_moments) is None
+    assert first_problem(seeds, MOMENTS) is None
 
 
 @pytest.mark.parametrize("seed", [2502, 3298, 11263])
 def test_a_job_that_goes_back_to_a_checkpoint_begins_there_once(seed: int) -> None:
     """The decision to go back formed a second generation, which found the state lost again."""
-    run = simulate(seed, scenario_of=Scenario.of_tiles)
+    run = TILES(seed)
 
     assert not run.problem
     assert run.n_restores <= 3
@@ -62,7 +68,7 @@ def test_a_job_that_goes_back_to_a_checkpoint_begins_there_once(seed: int) -> No
 
 def test_chips_that_hold_parts_of_one_state_go_on_though_a_generation_lies_between_them() -> None:
     """A chip began a generation with the state that another one, which waited, still held."""
-    assert not simulate(4234, scenario_of=Scenario.of_tiles).problem
+    assert not TILES(4234).problem
 
 
 @pytest.mark.parametrize("seed", [3217, 12163])
@@ -70,18 +76,18 @@ def test_a_job_whose_only_checkpoint_is_damaged_fails_when_nobody_is_left_to_com
     seed: int,
 ) -> None:
     """One chip had not read it yet, and so the job waited for a chip of another colour for ever."""
-    assert not simulate(seed, scenario_of=Scenario.of_tiles).problem
+    assert not TILES(seed).problem
 
 
 def test_a_job_goes_on_if_one_chip_of_its_only_tile_has_begun_and_the_other_has_not() -> None:
     """A coordinator lost its record just then: each chip held the first state as another one."""
-    assert not simulate(216, scenario_of=Scenario.of_few_tiles).problem
+    assert not FEW_TILES(216).problem
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(0, 20_000, 20), ids=str)
 def test_twenty_thousand_seeds(seeds: range) -> None:
-    assert first_problem(seeds, scenario_of=Scenario.of_tiles) is None
+    assert first_problem(seeds, TILES) is None
 
 
 @pytest.mark.parametrize(
@@ -239,7 +245,7 @@ def test_a_job_that_lost_a_colour_waits_for_its_chips_if_there_is_a_checkpoint(
 
 def test_the_seeds_see_restores_and_steps_that_not_all_chips_have_done() -> None:
     """Otherwise the faults would be too mild to prove anything."""
-    runs = [simulate(seed, scenario_of=Scenario.of_tiles, traces=True) for seed in range(N_LONGER)]
+    runs = [TILES(seed, traces=True) for seed in range(N_LONGER)]
 
     assert not any(run.problem for run in runs)
     assert any(run.n_restores for run in runs)
@@ -325,9 +331,5 @@ def test_a_protocol_with_a_flaw_is_caught(
 ) -> None:
     """The test of the test: the seeds pass without the flaw, and one of them fails with it."""
     mutant(monkeypatch)
-    scenario_of = Scenario.of_moments if mutant in MOMENTS_FOR else Scenario.of_few_tiles
 
-    caught = first_problem(beginning_with(seed, N_SEEDS), scenario_of=scenario_of)
-
-    assert caught is not None
-    assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"
+    check_caught(N_SEEDS, MOMENTS if mutant in MOMENTS_FOR else FEW_TILES, first=seed)

@@ -4,13 +4,14 @@ A seed that fails is replayed by `simulate(SEED, scenario_of=Scenario.of_wrong, 
 """
 
 from collections.abc import Callable
+from functools import cache, partial
 
 import pytest
 
 from meshmend.membership.coordinator import Coordinator
 from meshmend.train.core import share_checks
 from meshmend.train.core.share_checks import Dispute, ShareChecks
-from simulation.runs import first_problem, parts_of, simulate
+from simulation.runs import check_caught, first_problem, parts_of, simulate
 from simulation.world import Scenario
 
 N_SEEDS = 40  # in `make test`; `make slow` does four thousand
@@ -18,20 +19,23 @@ N_PARTS = 2
 
 Patch = pytest.MonkeyPatch
 
+run = partial(simulate, scenario_of=Scenario.of_wrong)
+run_of = cache(run)  # of the protocol as it is: no mutant may ask
+
 
 @pytest.mark.parametrize("seeds", parts_of(0, N_SEEDS, N_PARTS), ids=str)
 def test_only_a_chip_that_was_wrong_is_turned_away_and_the_job_goes_on(seeds: range) -> None:
-    assert first_problem(seeds, scenario_of=Scenario.of_wrong) is None
+    assert first_problem(seeds, run_of) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(N_SEEDS, 4_000, 10), ids=str)
 def test_four_thousand_seeds_with_a_wrong_chip(seeds: range) -> None:
-    assert first_problem(seeds, scenario_of=Scenario.of_wrong) is None
+    assert first_problem(seeds, run_of) is None
 
 
 def test_the_seeds_see_chips_turned_away_and_jobs_that_go_back() -> None:
-    runs = [simulate(seed, scenario_of=Scenario.of_wrong) for seed in range(20)]
+    runs = [run_of(seed) for seed in range(20)]
 
     assert sum(bool(run.expelled) for run in runs) > 10
     assert any(run.n_restores for run in runs)
@@ -70,4 +74,4 @@ def blame_the_checked_one(patch: Patch) -> None:
 def test_mutants_are_caught(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutant(monkeypatch)
 
-    assert first_problem(range(30), scenario_of=Scenario.of_wrong) is not None
+    check_caught(30, run)

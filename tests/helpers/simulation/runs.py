@@ -33,6 +33,9 @@ class Run:
     trace: tuple[str, ...] = ()
 
 
+RunOf = Callable[[int], Run]
+
+
 def simulate(
     seed: int,
     *,
@@ -82,31 +85,23 @@ def simulate(
     )
 
 
-def first_problem(
-    seeds: Iterable[int],
-    *,
-    scenario_of: Callable[[int], Scenario] = Scenario.of,
-    is_sharded: bool = False,
-    swaps_plans: bool = False,
-    watches_links: bool = False,
-) -> Run | None:
+def first_problem(seeds: Iterable[int], run_of: RunOf = simulate) -> Run | None:
     """Return the first run of some seeds that went wrong."""
-    runs = (
-        simulate(
-            seed,
-            scenario_of=scenario_of,
-            is_sharded=is_sharded,
-            swaps_plans=swaps_plans,
-            watches_links=watches_links,
-        )
-        for seed in seeds
-    )
-    return next((run for run in runs if run.problem), None)
+    return next((run for run in map(run_of, seeds) if run.problem), None)
 
 
-def beginning_with(seed: int, n_seeds: int) -> list[int]:
-    """Return the first seeds, beginning with one that caught a mutant before."""
-    return [*range(seed, n_seeds), *range(seed)]
+def check_caught(
+    n_seeds: int, run_of: RunOf = simulate, *, first: int = 0, problem: str = ""
+) -> None:
+    """Check that one of `n_seeds` finds a flaw; `first`, which found it before, is tried first.
+
+    Raises:
+        AssertionError: none does, or with another problem, or the flaw no longer fits the protocol.
+    """
+    caught = first_problem([*range(first, n_seeds), *range(first)], run_of)
+    assert caught is not None
+    assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"
+    assert problem in caught.problem
 
 
 def parts_of(first: int, n_seeds: int, n_parts: int) -> list[range]:
