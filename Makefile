@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TRAINS := $(VENV)/.trains
 
-.PHONY: install check kernels slurm test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures dist clean
+.PHONY: install check kernels slurm suite test slow engines torch-suite bench bench-torch bench-recovery train soak docs figures dist clean
 
 # Python compiles a module when it is first imported. Pip would compile all 18,000 of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,11 +18,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 install: $(INSTALLED)
 
+# `make test` runs tests meanwhile: mypy computes where they wait.
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	nice $(BIN)/mypy
+	nice $(BIN)/lint-imports
 
 # What the tests would compile, twice where both of their processes need it at the same time.
 kernels: $(INSTALLED)
@@ -33,14 +34,18 @@ kernels: $(INSTALLED)
 slurm: $(INSTALLED)
 	$(BIN)/pytest -m engines -rs -k 'test_slurm and (2x2-1x1 or accepts)'
 
-# Checks and kernels take about a minute of one core each, and the job under Slurm waits that long:
-# so they run side by side. A file of tests stays in one process: what its tests share is made once.
-# Four processes keep two cores busy, because many tests wait for processes of their own. Files are
-# taken in the order of tests/conftest.py: those that wait and those that compute in turns, the
-# longest first; pytest-xdist would begin with those of the most tests.
-test: $(INSTALLED)
-	$(MAKE) --jobs 3 --output-sync --no-print-directory check kernels slurm
+# A file of tests stays in one process: what its tests share is made once. Four processes keep two
+# cores busy, because many tests wait for processes of their own. Files are taken in the order of
+# tests/conftest.py: those that wait and those that compute in turns, the longest first;
+# pytest-xdist would begin with those of the most tests.
+suite: kernels slurm
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# The job under Slurm waits as long as the kernels take on one core, and the checks take longer than
+# both: so they run beside the tests.
+test: $(INSTALLED)
+	@$(MAKE) --jobs 3 --no-print-directory check suite || \
+		{ echo 'Something failed, maybe long before the end: see the lines with ***' >&2; exit 2; }
 
 # The long sweeps, and all examples of the property tests, of which `make test` tries a third.
 slow: $(INSTALLED)
