@@ -201,6 +201,26 @@ def test_a_second_job_in_a_process_is_refused_in_one_line(tmp_path: Path) -> Non
     assert "a process can train one job, but this script makes a second one" in ended.stderr
 
 
+def test_a_loop_in_which_one_chip_calls_all_others_alone_ends_on_all_chips(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path,
+        """
+        job = Job(model, optimizer, dataset, batch=16, steps=9)
+        for features, targets in job:
+            loss = mse(model(features), targets)
+            loss.backward()
+            if job.step(loss) and job.step_number == 2 and job.is_leader:
+                job.evaluate(dataset, lambda batch: mse(model(batch[0]), batch[1]), batch=64)
+        """,
+        mesh="1x2",
+    )
+
+    assert ended.returncode == 1
+    words = "all chips of a job must call step, gather, all_reduce and evaluate alike"
+    assert words in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
 def test_gradients_that_are_not_finite_are_told_with_chip_and_parameter(tmp_path: Path) -> None:
     script = """
         job = Job(model, optimizer, dataset, batch=16, steps=3, non_finite={policy!r})

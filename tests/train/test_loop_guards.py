@@ -1,6 +1,7 @@
 """Loops that a job cannot train right are refused at their first step, in one line."""
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,26 @@ def test_a_scheduler_that_the_loop_steps_before_the_job_is_refused() -> None:
             job.step(loss)
 
     with pytest.raises(InputError, match=r"must not change the StepLR in also before.*post_hook"):
+        loop()
+    assert job.step_number == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [(lambda loss: loss.expand(3), r"shape \[3\]"), (float, r"\d\.\d+; pass its mean")],
+)
+def test_a_loss_that_is_no_tensor_of_one_element_is_refused(
+    told: Callable[[Any], Any], words: str
+) -> None:
+    model, _, job = made()
+
+    def loop() -> None:
+        for batch in job:
+            loss = loss_of(model, batch)
+            loss.backward()
+            job.step(told(loss.detach()))
+
+    with pytest.raises(InputError, match=f"needs the loss as a tensor of one element, .*{words}"):
         loop()
     assert job.step_number == 0
 

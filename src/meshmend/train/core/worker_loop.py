@@ -17,6 +17,8 @@ from msgspec import structs
 
 from meshmend.errors import (
     CheckpointDamageError,
+    InputError,
+    MismatchError,
     PeerLostError,
     RefusedError,
     StateLostError,
@@ -312,11 +314,19 @@ class WorkerLoop:
         """Report a lost peer to the coordinator.
 
         A stop is not reported: the coordinator has caused it. Raises any other error again.
+
+        Raises:
+            InputError: another chip makes another call, so no chip can go on with this script.
         """
         if isinstance(error, PeerLostError) and error.rank is not None:
             self.report_lost(self._peers.chip_of(error.rank), str(error))
         elif isinstance(error, StoppedError):
             self._coordination.note(self._status(is_ready=False))
+        elif isinstance(error, MismatchError):
+            raise InputError(
+                "all chips of a job must call step, gather, all_reduce and evaluate alike, after "
+                f"the same backward passes, but {error}"
+            ) from None
         else:
             raise error
 

@@ -155,6 +155,12 @@ class TorchLearner:
 
     def gather(self, loss: torch.Tensor, weight: float | None, *, is_last: bool) -> None:
         """Put this chip's gradients and loss, times its weight, into the payloads."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = f"shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r:.60}"
+            raise InputError(
+                f"Job.step needs the loss as a tensor of one element, but got {got}; pass its mean "
+                "over this chip's samples, the one that backward was called for"
+            )
         assert self._schedulers is not None, "a step has begun"
         self.loop_state.check()
         self._loop_weights.note()
