@@ -475,7 +475,10 @@ for (inputs,) in job:
 """
 
 
-def test_a_run_that_is_terminated_saves_first_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_run_that_is_terminated_saves_first_and_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "_SAVE_S", HANG_S)  # on a busy machine a checkpoint takes longer
     script, folder = tmp_path / "script.py", tmp_path / "checkpoints"
     script.write_text(_SAVES)
 

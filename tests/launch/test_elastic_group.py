@@ -59,7 +59,7 @@ def loop(folder: Path, *, steps: int = 40, **parts: str) -> Path:
     return script
 
 
-def elastic(script: Path, *arguments: str, mesh: str = "2x2") -> Ended:
+def elastic(script: Path, *arguments: str | Path, mesh: str = "2x2") -> Ended:
     patience = ("--set", "timing.heartbeat_timeout=60")  # on a busy machine chips may be silent
     return meshmend_run("--elastic", "--mesh", mesh, *patience, *arguments, script)
 
@@ -309,6 +309,18 @@ def test_an_error_of_the_script_itself_is_not_retried(tmp_path: Path) -> None:
     assert "ValueError: mine" in ended.stderr
 
 
+WRONG = """
+import pathlib, time, torch, meshmend.torch
+model = torch.nn.Linear(1, 1)
+
+def until_told():
+    while '"event":"step"' not in pathlib.Path({events!r}).read_text():
+        time.sleep(0.02)
+
+{lines}
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "lines", "words"),
     [
@@ -341,7 +353,8 @@ def test_an_error_of_the_script_itself_is_not_retried(tmp_path: Path) -> None:
             "for step in meshmend.torch.steps(4):\n"
             "    for part in range(2):\n"
             "        with meshmend.torch.retrying():\n"
-            "            pass",
+            "            pass\n"
+            "        until_told()",
             "retrying needs a step of its own, because each block counts as one",
         ),
         (
@@ -369,12 +382,12 @@ def test_an_error_of_the_script_itself_is_not_retried(tmp_path: Path) -> None:
     ],
 )
 def test_misuse_is_refused_in_one_line(tmp_path: Path, code: int, lines: str, words: str) -> None:
-    script = tmp_path / "wrong.py"
-    script.write_text(f"import torch, meshmend.torch\nmodel = torch.nn.Linear(1, 1)\n{lines}\n")
+    script, run = tmp_path / "wrong.py", tmp_path / "run"
+    script.write_text(WRONG.format(events=str(run / "events.jsonl"), lines=lines))
 
-    ended = elastic(script, mesh="1x1")
+    ended = elastic(script, "--run-dir", run, mesh="1x1")
 
-    assert ended.returncode == code
+    assert ended.returncode == code, ended.stderr
     assert words in ended.stderr
 
 

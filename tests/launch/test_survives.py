@@ -59,8 +59,10 @@ def test_a_chip_killed_with_each_bucket_in_flight_in_turn_costs_no_sample_and_no
 
     check_nothing_lost(result, steps=60)
     check_same_losses(result, undisturbed)
-    assert len([each for each in result["faults"] if each["kind"] == "kill"]) == 3
-    assert all(each["recovered_s"] is not None for each in result["faults"])
+    kills = [each for each in result["faults"] if each["kind"] == "kill"]
+    assert len(kills) == 3
+    # A chip that is repaired may be back after the last step, on a busy machine.
+    assert all(each["recovered_s"] is not None for each in kills)
 
 
 def test_a_chip_that_hangs_is_turned_away_and_comes_back(tmp_path: Path) -> None:
