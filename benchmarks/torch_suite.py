@@ -187,14 +187,14 @@ class GlooTests(OwnGroups):
 
 
 class FaultToleranceTests:
-    """The tests of groups that are made again: a class for any backend."""
+    """The tests of groups that are made again: their class for Gloo asks for it by its name."""
 
     name = "torch-fault-tolerance-suite"
     mesh = ("3", "all")  # whichever two of its chips are left, they are neighbours
 
     def __init__(self) -> None:
         module: Any = import_module("test_c10d_fault_tolerance")
-        self.cases = [module._make_fault_tolerance_test_class("gloo", "cpu")]
+        self.cases = [module.GlooFaultToleranceTest]
 
     def select(self, backend: str) -> None:
         """Make the next tests run on this backend."""
