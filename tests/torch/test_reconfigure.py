@@ -24,7 +24,7 @@ needs_torch_214 = pytest.mark.skipif(not HAS_PYTHON_BACKENDS, reason="torch has 
 
 # Each check is a function of its name; every rank prints the name when it has passed.
 CHECKS = """
-import sys, time, threading
+import os, sys, time, threading
 from datetime import timedelta
 import torch, torch.distributed as dist
 import meshmend.torch
@@ -134,6 +134,44 @@ def who_does_not_come_is_named_and_the_group_goes_on():
     dist.barrier()
     if first:
         refused("was already used", 30, good, seconds=1)
+
+def what_one_rank_is_refused_all_are_told():
+    good = handles()
+    if first == 2:
+        refused("but got 'gloo:1'", 31, ["gloo:1", *good[1:]])
+    else:
+        refused("failed on chip 0,2: reconfigure needs handles of the backend", 31, good)
+    refused("was already used", 31, good)
+    sums(21)
+    meet()
+    others = good[::-1] if first == 2 else good
+    refused("chip 0,2 gave others" if first != 2 else "gave others", 32, others)
+    sums(21)
+    dist.barrier()
+
+def a_second_thread_and_a_forked_process_are_refused():
+    good = handles()
+    if first:
+        waits = threading.Thread(target=again, args=(33, good))
+        waits.start()
+        key = "reconfigure/33/here " + os.environ["MESHMEND_CHIP"]
+        dist.group.WORLD.get_group_store().wait([key])
+        refused("one thread at a time", 34, good)
+        meet()
+        waits.join()
+    else:
+        if not (child := os.fork()):
+            code = 1
+            try:
+                refused("in one that was forked from it", 33, good)
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        meet()
+        again(33, good)
+    sums(21)
+    dist.barrier()
 
 def ranks_in_another_order_run_on_gloo():
     again(40, handles()[::-1])
@@ -342,6 +380,9 @@ def test_a_link_that_one_rank_knows_to_be_broken_is_avoided_by_all() -> None:
         ([handle((0, 1))], "own handle among the 1, but chip 0,0 has none"),
         ([], "own handle among the 0"),
         ([handle((0, 0)), handle((0, 2))], "connected, but those of its 2 handles are not: 2x3 le"),
+        ([handle((0, 0)), handle((0, 1), version="9\n")], "but got .{.version.:"),
+        ([handle((0, 0)), handle((0,) * 999)], "of length <= 60"),
+        ([handle((0, 0)), '{"version":' + 10**5 * "["], 'but got \'{"version":'),
         ([handle((0, 0)), handle((0, 9))], "chips of the mesh 2x3, but got chip 0,9"),
         ([handle((0, 0)), handle((0, 1, 1))], "chips of the mesh 2x3, but got chip 0,1,1"),
         ([handle((0, 0)), handle((0, 1), links=("link:a",))], "handles of a mesh, but: "),

@@ -236,21 +236,26 @@ class Progress:
         Raises:
             StoppedError: nobody would run it.
         """
+        self.check(what)
+        handle = Handle(what, result, self._completion)
+        if watch is not None:
+            watch(handle.python_future())
+        with self._counts:
+            self.check(what)
+            self._queue.put((collective, handle))
+        return handle
+
+    def check(self, what: str) -> None:
+        """Raise StoppedError if nobody would run a collective."""
         if self._process != os.getpid():
             raise StoppedError(
                 f"{what} needs the process that made the process group, but was called in one that "
                 "was forked from it; make a group in each process"
             )
-        handle = Handle(what, result, self._completion)
-        if watch is not None:
-            watch(handle.python_future())
-        with self._counts:
-            if self._is_over:
-                raise StoppedError(
-                    f"{what} needs a process group, but this one was destroyed; make it anew"
-                )
-            self._queue.put((collective, handle))
-        return handle
+        if self._is_over:
+            raise StoppedError(
+                f"{what} needs a process group, but this one was destroyed; make it anew"
+            )
 
     def finish(self, timeout_s: float) -> bool:
         """Run all submitted collectives, then end all threads; return whether they end in time."""

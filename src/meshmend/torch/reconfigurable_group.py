@@ -16,12 +16,14 @@ import hmac
 import itertools
 import logging
 import os
+import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import torch
@@ -56,29 +58,33 @@ _log = logging.getLogger("meshmend.torch")
 _NO_HANDLE: Final = "reconfigure needs handles of the backend meshmend, but got"
 _SHOWN: Final = 60  # characters of a text that is no handle
 
+Word = Annotated[str, msgspec.Meta(max_length=_SHOWN, pattern=r"^[ -~]*\Z")]  # can be printed
+Place = Annotated[Chip, msgspec.Meta(max_length=_SHOWN)]
+
 
 class GroupHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which rank this is: its chip, its mesh without its chips' failures, its job."""
 
-    version: str  # of meshmend: ranks must make the same plans
+    version: Word  # of meshmend: ranks must make the same plans
     job: str
-    shape: str
-    wrap: str
-    links: tuple[str, ...]  # that failed, as far as this rank knows
-    chip: Chip
+    shape: Word
+    wrap: Word
+    links: tuple[Word, ...]  # that failed, as far as this rank knows
+    chip: Place
     token: str  # another one after every reconfigure: a handle is of one use
 
 
 class _Arrival(msgspec.Struct):
-    """What a rank tells the others when it comes to a reconfigure."""
+    """What a rank tells the others when it comes to a reconfigure, or why it does not."""
 
-    digest: str  # of all handles
+    digest: str = ""  # of all handles in their order
     address: Address | None = None  # of its listener, if the group runs on sockets
     token: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)  # of this one try
+    error: str = ""  # of this rank, which does not come, or waits no longer
 
 
 class _Versioned(msgspec.Struct):
-    version: str
+    version: Word
 
 
 def parse_handles(texts: Sequence[str], mine: str) -> list[GroupHandle]:
@@ -169,6 +175,7 @@ class ReconfigurableGroup(MeshmendGroup):
         self._job = _first_in(options.store, "meshmend-job")
         self._secret = (settings.secret or _first_in(options.store, "meshmend-secret")).encode()
         self._token = uuid.uuid4().hex
+        self._making = threading.Lock()  # held while this rank meets the others
         self._backend: MeshmendBackend | None = None
 
     def get_backend(self, device: Any) -> Any:
@@ -211,9 +218,35 @@ class ReconfigurableGroup(MeshmendGroup):
         If it fails, the group is as it was.
 
         Raises:
-            ReconfigureError: the handles do not fit, or the uuid was used before.
+            ReconfigureError: the handles do not fit, the uuid was used before, or another thread
+                is making the group again.
             StalledError: a rank did not come in time.
+            StoppedError: the group was destroyed, or made in the process that forked this one.
         """
+        self._progress.check("reconfigure")
+        meeting = dist.PrefixStore(f"reconfigure/{opts.uuid}", self._store)
+        try:
+            with self._alone():
+                return self._made_again(opts, meeting)
+        except MeshmendError as error:
+            # Else the others would wait for this rank. What it has told them already stays.
+            with suppress(RuntimeError):  # the store may be gone
+                meeting.compare_set(_key(self._chip), "", _written(_Arrival(error=str(error))))
+            raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._making.acquire(blocking=False):
+            raise ReconfigureError(
+                "reconfigure needs to be called by one thread at a time, but another one of this "
+                "rank waits in it; wait until that has ended, and take a new handle"
+            )
+        try:
+            yield
+        finally:
+            self._making.release()
+
+    def _made_again(self, opts: Any, meeting: Any) -> Any:
         is_ordered = not isinstance(opts.handles, set | frozenset)
         texts, mine = list(opts.handles), self.get_reconfigure_handle()
         handles = parse_handles(texts, mine)
@@ -222,14 +255,15 @@ class ReconfigurableGroup(MeshmendGroup):
             by_chip = sorted(zip(handles, texts, strict=True), key=lambda both: both[0].chip)
             handles, texts = [handle for handle, _ in by_chip], [text for _, text in by_chip]
         settings = msgspec.structs.replace(self.settings, mesh=mesh)
+        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         place = SimpleNamespace(
-            store=dist.PrefixStore(f"reconfigure/{opts.uuid}", self._store),
+            meeting=meeting,
+            store=dist.PrefixStore(digest, meeting),
             group_rank=texts.index(mine),
             group_size=len(handles),
             timeout=opts.timeout or self.options._timeout,
         )
         chips = tuple(handle.chip for handle in handles)
-        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         transport = self._met(place, opts.uuid, digest, settings, chips)
         old_transport, old_gloo = self._transport, self._late
         self._rank, self._size = place.group_rank, place.group_size
@@ -264,7 +298,7 @@ class ReconfigurableGroup(MeshmendGroup):
             self._meet(place, number, _Arrival(digest), chips)
             return transport_of(place, settings, chips) if has_order else NoTransport()
         # Calls for a group that was left already prove another secret.
-        secret = hmac.digest(self._secret, str(number).encode(), "sha256")
+        secret = hmac.digest(self._secret, f"{number} {digest}".encode(), "sha256")
         listening = listening_transport(place.group_rank, chips, settings, secret)
         try:
             arrivals = self._meet(place, number, _Arrival(digest, listening.address), chips)
@@ -278,17 +312,16 @@ class ReconfigurableGroup(MeshmendGroup):
         self, place: Any, number: int, mine: _Arrival, chips: Sequence[Chip]
     ) -> list[_Arrival]:
         """Return what the ranks say when all are here, each with the same handles."""
-        store, timeout = place.store, place.timeout
-        keys = [f"here-{rank}" for rank in range(place.group_size)]
-        my_key, written = keys[place.group_rank], msgspec.json.encode(mine).decode()
-        used = ReconfigureError(
-            f"reconfigure needs a new uuid each time, but {number} was already used; give all "
-            "ranks another, and the same handles"
-        )
+        store, timeout = place.meeting, place.timeout
+        keys, written = [_key(chip) for chip in chips], _written(mine)
+        my_key = keys[place.group_rank]
         if bytes(store.compare_set(my_key, "", written)).decode() != written:
-            raise used
+            raise ReconfigureError(
+                f"reconfigure needs a new uuid each time, but {number} was already used; give all "
+                "ranks another, and the same handles"
+            )
         arrivals: list[_Arrival] = []
-        # Rank 0 first: whoever used this uuid before had one, and its value is there at once.
+        # Rank 0 first: if it used this uuid before, its value is there at once.
         for wanted in filter(None, (keys[:1], keys[1:])):
             try:
                 store.wait(wanted, timeout)
@@ -299,16 +332,26 @@ class ReconfigurableGroup(MeshmendGroup):
                     if not store.check([key])
                 ]
                 if missing:  # else the last has come just now
-                    store.set(my_key, msgspec.json.encode(_Arrival("left")).decode())
-                    raise StalledError(
+                    error = StalledError(
                         f"reconfigure {number} of {len(keys)} ranks waited "
                         f"{timeout.total_seconds():g} s for chip {'; '.join(missing)}; leave out "
                         "handles of chips that are gone"
-                    ) from None
+                    )
+                    store.set(my_key, _written(_Arrival(error=str(error))))
+                    raise error from None
             told = store.multi_get(wanted)  # one trip to the store, not one for each rank
             arrivals += [msgspec.json.decode(each, type=_Arrival) for each in told]
-            if any(each.digest != mine.digest for each in arrivals):
-                raise used
+            for chip, each in zip(chips, arrivals, strict=False):
+                if each.error:
+                    raise ReconfigureError(
+                        f"reconfigure {number} has failed on chip {format_chip(chip)}: {each.error}"
+                    )
+                if each.digest != mine.digest:
+                    raise ReconfigureError(
+                        "reconfigure needs the same handles in the same order on every rank, but "
+                        f"chip {format_chip(chip)} gave others, or {number} was already used; "
+                        "agree on the handles, and on another uuid"
+                    )
         return arrivals
 
     def _wait_for_gloo(self) -> None:
@@ -348,10 +391,19 @@ def _first_in(store: Any, key: str) -> str:
     return bytes(store.compare_set(key, "", uuid.uuid4().hex)).decode()
 
 
+def _key(chip: Chip) -> str:
+    """Return where a chip's arrival stands: it knows that also if it has no list of handles."""
+    return f"here {format_chip(chip)}"
+
+
+def _written(arrival: _Arrival) -> str:
+    return msgspec.json.encode(arrival).decode()
+
+
 def _parsed(text: str) -> GroupHandle:
     try:
         version = msgspec.json.decode(text, type=_Versioned).version
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         raise ReconfigureError(f"{_NO_HANDLE} {text[:_SHOWN]!r}") from None
     if version != __version__:
         raise ReconfigureError(
@@ -360,5 +412,5 @@ def _parsed(text: str) -> GroupHandle:
         )
     try:
         return msgspec.json.decode(text, type=GroupHandle)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ReconfigureError(f"{_NO_HANDLE} {text[:_SHOWN]!r}: {error}") from None
