@@ -101,6 +101,8 @@ def check_tiles() -> None:
     for slices in (1, 3):
         function = jax.jit(mapped(partial(allreduce, plan=made, axis_name="data", slices=slices)))
         assert np.array_equal(np.asarray(function(numbers)), wanted)
+    turned = jax.jit(mapped(partial(allreduce, plan=made, axis_name=("model", "data"))))
+    assert np.array_equal(np.asarray(turned(numbers)), wanted)
     mean = jax.jit(mapped(partial(pmean, plan=made)))(numbers)
     assert np.allclose(np.asarray(mean), wanted / 3)
     weights = np.random.default_rng(1).integers(-4, 5, numbers.shape).astype(np.float32)
@@ -108,8 +110,11 @@ def check_tiles() -> None:
     gradient = jax.grad(lambda x: (total(x) * weights).sum())(numbers)
     assert np.array_equal(np.asarray(gradient), np.broadcast_to(weights.sum(axis=0), numbers.shape))
     spare = plan(parse_mesh("3x3"), tile="2x2", payload="4KB")
+    other = plan(mesh, tile="1x2", payload="4KB")
     for wrong, message in (
         (partial(allreduce, plan=made, backend="pallas"), "runs as permutes"),
+        (partial(allreduce, plan=made, axis_name="model"), "over the axis 'data', but got 'model'"),
+        (partial(allreduce, plan=other), "6 tiles of 2 chips .* but they have 3 and 4;"),
         (partial(allreduce, plan=spare), "needs all chips in tiles, but 1 are spares"),
     ):
         with pytest.raises(InputError, match=message):
@@ -481,6 +486,8 @@ def check_tables_are_swapped() -> None:
     half = plan(HOLE, "trees", collective="all-gather")
     refused("needs the plan of an allreduce", lambda: room.tables(half))
     refused("one step and one cell or more", lambda: SumFrame(whole, 0, 80))
+    fewer = jax.tree.map(lambda table: table[:, :9], tables)
+    refused("its own row of tables(plan), of shape (1, 99, 4)", lambda: function(numbers, fewer))
     short = SumFrame(HOLE, 99, 80)
     refused("plans for parts of that mesh", lambda: short.tables(planned(whole, "trees")))
     long_ring = planned(MESHES["60"], "ring-1d")
@@ -503,6 +510,21 @@ def check_refusals() -> None:
     refused(
         "needs a backend among permutes",
         lambda: on_chips(HOLE, partial(allreduce, plan=made, backend="smoke"))(rows),
+    )
+    no_plan: Any = HOLE
+    refused(
+        "needs a plan, as of plan(mesh) or lockstep_plan(mesh, ...).plan, but got a Mesh",
+        lambda: on_chips(HOLE, partial(allreduce, plan=no_plan))(rows),
+    )
+    refused(
+        "inside of jax.shard_map over the axis 'rows', which is unknown here",
+        lambda: on_chips(HOLE, partial(allreduce, plan=made, axis_name="rows"))(rows),
+    )
+    refused(
+        "accumulate needs to be a type of floats, such as jnp.bfloat16, but got <class 'jax",
+        lambda: on_chips(HOLE, partial(allreduce, plan=made, accumulate=jnp.int32))(
+            rows.astype(jnp.bfloat16)
+        ),
     )
     refused(
         "needs one slice or more, but got 0",

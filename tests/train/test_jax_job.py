@@ -89,7 +89,8 @@ def test_half_precision_and_chips_without_samples_change_nothing(tmp_path: Path)
 
 WRONG = """
 import json
-import jax.numpy as jnp, numpy as np, optax
+from dataclasses import dataclass
+import jax, jax.numpy as jnp, numpy as np, optax
 from meshmend.errors import InputError
 from meshmend.train import JaxJob
 
@@ -97,7 +98,7 @@ def losses(params, batch):
     return jnp.square(batch[0] @ params["weight"] - batch[1])
 
 good = {"weight": np.ones(3, np.float32)}
-data = (np.ones((10, 3), np.float32), np.ones(10, np.float32))
+data = (np.arange(30, dtype=np.float32).reshape(10, 3) / 9, np.ones(10, np.float32))
 options = {"batch": 4, "steps": 3}
 
 def of(params=good, loss=losses, data=data, optimizer=optax.sgd(0.1), **changes):
@@ -117,6 +118,32 @@ def step_twice():
 def no_step():
     for batch in of():
         pass
+
+def donate():
+    job = of()
+    used_up = jax.jit(lambda leaf: leaf * 0.9, donate_argnums=0)
+    for batch in job:
+        job.params["weight"] = used_up(job.params["weight"])
+        job.step(batch)
+
+def mixed(params, batch):
+    return losses(params, (batch[0] - batch[0].mean(0), batch[1]))
+
+def regularised(params, batch):
+    return losses(params, batch) + 1e-3 * ((batch[0] @ params["weight"]) ** 2).mean()
+
+def numbered(params, batch):
+    return losses(params, batch) * (1 + jnp.arange(len(batch[0])))
+
+def one_key(params, batch, keys):
+    return losses(params, (batch[0] * jax.random.bernoulli(keys[0], 0.5, (3,)), batch[1]))
+
+@dataclass
+class Scaled:
+    by: float
+
+    def __call__(self, params, batch):
+        return losses(params, batch) * self.by
 
 def said(call):
     try:
@@ -143,8 +170,26 @@ print(json.dumps([said(call) for call in (
     lambda: step_on(tuple(part[:2] for part in data)),
     step_twice,
     no_step,
+    lambda: of(loss=lambda *two: losses(*two).astype(int)),
+    lambda: of(data=zip(*data)),
+    lambda: of(data=[np.ones(n) for n in (1, 2, 3)]),
+    lambda: of(data=(data[0], np.array(["text"] * 10))),
+    lambda: of(data=data[0][:0]),
+    lambda: of(steps=2.5),
+    donate,
+    *(lambda loss=loss: of(loss=loss, batch=2) for loss in (mixed, regularised, numbered)),
+    lambda: of(loss=one_key, random_keys=True),
+    lambda: of(loss=Scaled(2.0)),
 )]))
 """
+
+
+MIXED = (
+    "JaxJob needs a loss of each sample that depends on no other, but that of sample 0 is another "
+    "beside other samples; a share is computed in parts, of which the last is filled up; remove "
+    "what mixes the samples, such as batch normalisation, a term of the whole batch, or one random "
+    "key for all"
+)
 
 
 def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) -> None:
@@ -180,13 +225,32 @@ def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) ->
         "JaxJob needs arrays of one length, the number of samples, but their shapes are [(3,), "
         "(4,)]",
         "JaxJob needs arrays of one length, the number of samples, but their shapes are []",
-        "JaxJob needs a micro-batch of at least 1, but got 0",
+        "JaxJob needs a micro-batch that is a whole number of at least 1, but got 0",
         "Job needs a batch of at least 1 and at least 0 steps, but got batch=0 and steps=3",
         "a batch policy needs to be one of constant, shrink, but got 'grow'",
-        "JaxJob.step needs arrays of 4 samples, as the job handed them out, but got one of shape "
-        "(2, 3)",
+        "JaxJob needs a batch of arrays of its 4 samples, but got one of shape (2, 3); step takes "
+        "what the job handed out, which collate has made",
         "Job.step needs samples of a new step; call it once for each turn of the loop over the job",
         "the loop over a Job needs to call job.step once in each turn",
+        "the loss function of a JaxJob needs to return losses that are floats, but returned int32",
+        "JaxJob needs a tuple or dict of arrays, or a data set with len() and [], but got a zip; "
+        "put the samples of a generator into a list",
+        "JaxJob needs samples that are alike, or a collate function that makes a batch of them, "
+        "but: all input arrays must have the same shape",
+        "JaxJob needs samples of numbers, but batch[1] is of <U4; leave it out of the data set, or "
+        "of what collate returns",
+        "training needs at least one sample, but got 0",
+        "Job needs steps as a whole number, but got 2.5",
+        "JaxJob needs the arrays of its parameters and of the optimizer's state, because a step "
+        "may not count, but a function that the loop has called with them has used up their "
+        "memory; leave out donate_argnums there, or pass copies",
+        MIXED,
+        MIXED,
+        "JaxJob needs a loss of each sample that does not depend on its place in the batch, but "
+        "that of sample 0 is another at another place; a chip may compute it at any; draw random "
+        "numbers from the sample's own key (random_keys=True)",
+        MIXED,
+        None,
     ]
     assert said[5].startswith("JaxJob needs an optimizer of optax, such as optax.adam(1e-3), but")
 

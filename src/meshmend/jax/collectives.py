@@ -26,6 +26,7 @@ from meshmend.jax.permutes import (
 )
 from meshmend.planning.plan import Plan
 from meshmend.schedule.table import Collective
+from meshmend.topology.tiles import Tiling
 
 VectorSum = Callable[[jax.Array, Plan, AxisName, int | None], jax.Array]
 
@@ -57,16 +58,14 @@ def allreduce(
     those of the `shard_map`, because messages pass chips of other colours.
 
     Raises:
-        InputError: the plan is of another collective, the axis has another size, or there is no
-            such backend.
+        InputError: the plan is of another collective, the axis has another size, `accumulate` is no
+            type of floats, or there is no such backend.
     """
-    if plan.tiling is not None:
-        _check_tiles(plan, backend)
-        axis_name = (DATA, MODEL) if axis_name in (CHIPS, DATA) else axis_name
+    if isinstance(plan, Plan) and plan.tiling is not None:
+        _check_tiles(plan.tiling, axis_name, backend)
+        axis_name = (DATA, MODEL)
     _check(plan, Collective.ALLREDUCE, axis_name)
-    vector_sum = _backend(backend)
-    if plan.tiling is not None:
-        vector_sum = vector_colour_sum
+    vector_sum = vector_colour_sum if plan.tiling is not None else _backend(backend)
 
     def summed(vector: jax.Array) -> jax.Array:
         return vector_sum(vector, plan, axis_name, slices)
@@ -212,12 +211,17 @@ def _backend(name: str) -> VectorSum:
 
 
 def _check(plan: Plan, collective: Collective, axis_name: AxisName) -> None:
+    if not isinstance(plan, Plan):
+        raise InputError(
+            f"{collective} needs a plan, as of plan(mesh) or lockstep_plan(mesh, ...).plan, but "
+            f"got a {type(plan).__name__}"
+        )
     if plan.schedule.collective is not collective:
         raise InputError(
             f"{collective} needs a plan of that collective, but got {plan!r}; plan one with "
             f"plan(mesh, collective='{collective}')"
         )
-    size = lax.axis_size(axis_name)
+    size = axis_size(axis_name, str(collective))
     if size != plan.schedule.n_ranks:
         raise InputError(
             f"a plan for {plan.schedule.n_ranks} ranks needs as many devices along the axis "
@@ -225,13 +229,37 @@ def _check(plan: Plan, collective: Collective, axis_name: AxisName) -> None:
         )
 
 
-def _check_tiles(plan: Plan, backend: str) -> None:
+def axis_size(axis_name: AxisName, who: str) -> int:
+    """Return the number of devices along an axis, inside a `shard_map`.
+
+    Raises:
+        InputError: there is no such axis.
+    """
+    try:
+        return int(lax.axis_size(axis_name))
+    except NameError:
+        raise InputError(
+            f"{who} needs to be called inside of jax.shard_map over the axis {axis_name!r}, which "
+            "is unknown here; make its mesh with device_mesh"
+        ) from None
+
+
+def _check_tiles(tiling: Tiling, axis_name: AxisName, backend: str) -> None:
     if backend != PERMUTES:
         raise InputError(f"a plan for tiles runs as {PERMUTES}, but got the backend {backend!r}")
-    if plan.tiling is not None and plan.tiling.spares:
+    if tiling.spares:
         raise InputError(
-            f"a plan for tiles inside JAX needs all chips in tiles, but {len(plan.tiling.spares)} "
+            f"a plan for tiles inside JAX needs all chips in tiles, but {len(tiling.spares)} "
             "are spares; fail them with mesh.without(...), and plan again"
+        )
+    if axis_name not in (CHIPS, DATA) and {*axis_name} != {DATA, MODEL}:
+        raise InputError(f"a plan for tiles sums over the axis {DATA!r}, but got {axis_name!r}")
+    sizes = tuple(axis_size(axis, "a plan for tiles") for axis in (DATA, MODEL))
+    if sizes != (tiling.n_tiles, tiling.n_colours):
+        raise InputError(
+            f"a plan for {tiling.n_tiles} tiles of {tiling.n_colours} chips needs axes of these "
+            f"sizes, {DATA!r} and {MODEL!r}, but they have {sizes[0]} and {sizes[1]}; make the "
+            "mesh with device_mesh(mesh, devices, tile=...) and the same tile"
         )
 
 
@@ -248,4 +276,15 @@ def _accumulator(dtype: Any, accumulate: Any) -> Any:
     is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     if not is_short:
         return jnp.dtype(dtype)
-    return jnp.dtype(jnp.float32 if accumulate is None else accumulate)
+    if accumulate is None:
+        return jnp.dtype(jnp.float32)
+    try:
+        found = jnp.dtype(accumulate)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise InputError(
+            "accumulate needs to be a type of floats, such as jnp.bfloat16, but got "
+            f"{accumulate!r:.60}"
+        )
+    return found

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
-from meshmend.jax.collectives import as_numbers, by_type
+from meshmend.jax.collectives import as_numbers, axis_size, by_type
 from meshmend.jax.permutes import AxisName, StepTables, filled_buffer, run_steps
 from meshmend.planning.plan import Plan
 from meshmend.schedule.lockstep_program import (
@@ -110,7 +110,18 @@ class SumFrame:
 
         `tables` is the device's part, (1, steps, permutes). What a chip returns that is no rank of
         the plan means nothing. Types are added up as by `meshmend.jax.allreduce`.
+
+        Raises:
+            InputError: the axis is not that of this mesh, or the tables are those of another frame.
         """
+        size, wanted = axis_size(axis_name, "SumFrame"), (self.n_steps, len(self.permutations))
+        found = {table.shape for table in tables}
+        if size != self.mesh.n_live or found != {(1, *wanted)}:
+            raise InputError(
+                f"SumFrame of {self.mesh} needs {self.mesh.n_live} devices along the axis "
+                f"{axis_name!r}, and on each its own row of tables(plan), of shape {(1, *wanted)}; "
+                f"but got {size} devices and tables of shape {', '.join(map(str, found))}"
+            )
         own = StepTables(*(table.reshape(table.shape[-2:]) for table in tables))
 
         def summed(vector: jax.Array) -> jax.Array:

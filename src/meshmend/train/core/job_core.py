@@ -110,6 +110,10 @@ class JobSettings:
     shares: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("batch", "steps", "compare_every"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral):
+                raise InputError(f"Job needs {name} as a whole number, but got {value!r}")
         if self.batch < 1 or self.steps < 0:
             raise InputError(
                 f"Job needs a batch of at least 1 and at least 0 steps, but got "

@@ -11,6 +11,7 @@ If the mesh changed meanwhile, the step does not count, and the new share of the
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -32,8 +33,18 @@ from meshmend.train.state.state_tree import ARRAYS, Array, map_state
 
 
 def stacked(samples: Sequence[Tree]) -> Tree:
-    """Return a batch: each array of the samples, stacked along a new first axis."""
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *samples)
+    """Return a batch: each array of the samples, stacked along a new first axis.
+
+    Raises:
+        InputError: the samples are not alike.
+    """
+    try:
+        return jax.tree.map(lambda *arrays: np.stack(arrays), *samples)
+    except ValueError as error:
+        raise InputError(
+            f"JaxJob needs samples that are alike, or a collate function that makes a batch of "
+            f"them, but: {str(error).splitlines()[0]}"
+        ) from None
 
 
 class JaxJob(ChipJob):
@@ -73,6 +84,11 @@ class JaxJob(ChipJob):
         shares: str | None = None,
     ) -> None:
         samples = ArraySamples(dataset) if isinstance(dataset, tuple | dict) else dataset
+        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+            raise InputError(
+                "JaxJob needs a tuple or dict of arrays, or a data set with len() and [], but got "
+                f"a {type(samples).__name__}; put the samples of a generator into a list"
+            )
         settings = JobSettings(
             len(samples),
             batch,
@@ -86,10 +102,15 @@ class JaxJob(ChipJob):
             on_wrong_result=on_wrong_result,
             shares=shares,
         )
-        if micro_batch is not None and micro_batch < 1:
-            raise InputError(f"JaxJob needs a micro-batch of at least 1, but got {micro_batch}")
-        if not callable(loss):
-            raise InputError(f"JaxJob needs a loss function, but got a {type(loss).__name__}")
+        settings.order()  # refuses a data set without samples
+        if micro_batch is not None and not (isinstance(micro_batch, Integral) and micro_batch > 0):
+            raise InputError(
+                "JaxJob needs a micro-batch that is a whole number of at least 1, but got "
+                f"{micro_batch!r}"
+            )
+        for name, function in (("a loss function", loss), ("a collate function", collate)):
+            if not callable(function):
+                raise InputError(f"JaxJob needs {name}, but got a {type(function).__name__}")
         for part in ("init", "update"):
             if not callable(getattr(optimizer, part, None)):
                 raise InputError(
@@ -118,10 +139,20 @@ class JaxJob(ChipJob):
         """The parameters after the last step."""
         return self._learner.params
 
+    @params.setter
+    def params(self, params: Tree) -> None:
+        """Replace them, on all chips alike."""
+        self._learner.params = params
+
     @property
     def opt_state(self) -> Tree:
         """The state of the optimizer after the last step."""
         return self._learner.opt_state
+
+    @opt_state.setter
+    def opt_state(self, opt_state: Tree) -> None:
+        """Replace it, on all chips alike."""
+        self._learner.opt_state = opt_state
 
     def __len__(self) -> int:
         """Return the number of steps of the whole job, however many are done."""
@@ -180,7 +211,7 @@ class ArraySamples:
         if len(lengths) != 1 or () in lengths:
             raise InputError(
                 "JaxJob needs arrays of one length, the number of samples, but their shapes are "
-                f"{[array.shape for array in jax.tree.leaves(self._arrays)]}"
+                f"{[array.shape for array in jax.tree.leaves(self._arrays)]!r:.200}"
             )
         self._length = int(lengths.pop()[0])
 

@@ -24,7 +24,9 @@ _NO_STATISTICS: Final = (
     ", and use group or layer normalisation, or the statistics as they are (use_running_average)"
 )
 _LOSS_NAME: Final = "the loss"  # beside the names of parameters
-_ROUNDING: Final = 1e-3  # of the largest number; a GPU may add in another order
+_ROUNDING: Final = 1e-3  # of the largest gradient; a GPU may add in another order
+_ELSEWHERE: Final = 2e-2  # at another place in the batch, where half precision rounds otherwise
+_LOSS_ROUNDINGS: Final = 100  # what others add to a loss may be little
 
 
 class JaxLearner:
@@ -38,7 +40,8 @@ class JaxLearner:
         self._shapes = jax.tree.map(_shape_of, (self.params, self.opt_state))
         self._key_kinds = _key_kinds(self.opt_state)
         self._begun: tuple[Tree, Tree] | None = None  # what a turn of the loop began with
-        self._kept: tuple[Tree, Tree] | None = None  # what it is to leave, as its step is void
+        self._kept: tuple[Tree, Tree] | None = None  # what it is to leave, if its step is void
+        self._is_void = False
         self._program, self._micro_batch = program, micro_batch
         self._sums = program.flat.zeros()
         # Where the numbers of the first flat array are: the job's own follow them.
@@ -49,44 +52,75 @@ class JaxLearner:
         """Compile all that a step needs; the batch is of three samples, and changes nothing.
 
         Raises:
-            InputError: the loss of the first sample depends on the others.
+            InputError: the loss of the first sample depends on the others, or on its place.
         """
-        arrays = jax.tree.map(np.asarray, batch)
-        found = zip(*(self._first_beside(arrays, other) for other in (1, 2)), strict=True)
-        if any(_are_far_apart(one, other) for one, other in found):
+        arrays = _numbers(batch, n_samples=3)
+        n = max(2, self._micro_batch)  # a single sample has no others
+        found = self._first_among(arrays, n, place=n // 2, other=1)
+        of_loss, of_gradients = self._gaps(
+            found, self._first_among(arrays, n, place=n // 2, other=2)
+        )
+        if of_loss > _LOSS_ROUNDINGS * np.finfo(found[0].dtype).eps or of_gradients > _ROUNDING:
             raise InputError(
                 "JaxJob needs a loss of each sample that depends on no other, but that of sample 0 "
                 "is another beside other samples; a share is computed in parts, of which the last "
-                "is filled up; remove what mixes the samples, such as batch normalisation"
+                "is filled up; remove what mixes the samples, such as batch normalisation, a term "
+                "of the whole batch, or one random key for all"
             )
+        if max(self._gaps(found, self._first_among(arrays, n, place=0, other=1))) > _ELSEWHERE:
+            raise InputError(
+                "JaxJob needs a loss of each sample that does not depend on its place in the "
+                "batch, but that of sample 0 is another at another place; a chip may compute it "
+                "at any; draw random numbers from the sample's own key (random_keys=True)"
+            )
+        if n > self._micro_batch:
+            self._first_among(arrays, self._micro_batch, place=0, other=1)
         jax.block_until_ready(
             self._program.update(self.params, self.opt_state, self._program.flat.zeros())
         )
 
-    def _first_beside(self, arrays: Tree, other: int) -> list[Array]:
-        """Return the gradients and the loss of the first sample beside copies of another one."""
-        chosen = np.full(self._micro_batch, other)
-        chosen[0] = 0
+    def _first_among(self, arrays: Tree, n: int, *, place: int, other: int) -> list[Array]:
+        """Return gradients and loss of the first sample at a place among copies of another one.
+
+        It has the same random key everywhere, the copies have another.
+        """
+        chosen = np.full(n, other)
+        chosen[place] = 0
         totals = self._program.flat.zeros()
-        weights = (np.arange(self._micro_batch) == 0).astype(totals[0].dtype)
+        weights = (np.arange(n) == place).astype(totals[0].dtype)
         part = jax.tree.map(lambda array: array[chosen], arrays)
-        places = places_of(np.zeros_like(chosen))  # the same random numbers beside any sample
-        sums = self._program.accumulate(self.params, totals, part, weights, places)
+        sums = self._program.accumulate(self.params, totals, part, weights, places_of(chosen))
         return [np.asarray(each) for each in sums]
+
+    def _gaps(self, one: list[Array], other: list[Array]) -> tuple[float, float]:
+        """Return how far losses and gradients are apart, of the largest.
+
+        Numbers that are not finite say nothing.
+        """
+        if not all(np.isfinite(each).all() for each in (*one, *other)):
+            return 0.0, 0.0
+        mine, theirs = (float(each[0][self._loss]) for each in (one, other))
+        return abs(mine - theirs) / max(1.0, abs(mine)), max(
+            float(np.abs(mine - theirs).max() / max(np.abs(mine).max(), np.finfo(mine.dtype).tiny))
+            for mine, theirs in zip(one, other, strict=True)
+        )
 
     def begin_turn(self) -> None:
         """Remember parameters and state, whose containers the loop may change before the step."""
         self._begun = self._copies()
 
     def end_step(self, *, counts: bool) -> None:
-        """Remember them again if the step did not count: the loop may change them after it."""
+        """Remember them again: the loop may change them after a step that does not count, too."""
         self._begun = None
-        self._kept = None if counts else self._copies()
+        self._kept, self._is_void = self._copies(), not counts
 
     def end_turn(self) -> None:
         """Undo what the loop has changed in a turn that did not count, and check the rest."""
-        if self._kept is not None:
-            (self.params, self.opt_state), self._kept = self._kept, None
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            _refuse_donated(kept)
+        if kept is not None and self._is_void:
+            self.params, self.opt_state = kept
         self._take_changes()
 
     def _copies(self) -> tuple[Tree, Tree]:
@@ -117,14 +151,9 @@ class JaxLearner:
         Raises:
             InputError: the batch has another number of samples than the share.
         """
+        _refuse_donated((self._begun, self.params, self.opt_state))
         self._take_changes()
-        arrays = jax.tree.map(np.asarray, batch)
-        for array in jax.tree.leaves(arrays):
-            if array.shape[:1] != (share.n_samples,):
-                raise InputError(
-                    f"JaxJob.step needs arrays of {share.n_samples} samples, as the job handed "
-                    f"them out, but got one of shape {array.shape}"
-                )
+        arrays = _numbers(batch, n_samples=share.n_samples)
         totals: Sequence[Any] = self._program.flat.zeros()
         for start in range(0, share.n_samples, self._micro_batch):
             places = np.arange(start, start + self._micro_batch)
@@ -242,6 +271,27 @@ class JaxLearner:
         return {}
 
 
+def _numbers(batch: Tree, *, n_samples: int) -> Tree:
+    """Return a batch as arrays of NumPy.
+
+    Raises:
+        InputError: they are no numbers, or of another number of samples.
+    """
+    arrays = jax.tree.map(np.asarray, batch)
+    for path, array in jax.tree_util.tree_flatten_with_path(arrays)[0]:
+        if array.dtype.kind in "OSU":
+            raise InputError(
+                f"JaxJob needs samples of numbers, but batch{jax.tree_util.keystr(path)} is of "
+                f"{array.dtype}; leave it out of the data set, or of what collate returns"
+            )
+        if array.shape[:1] != (n_samples,):
+            raise InputError(
+                f"JaxJob needs a batch of arrays of its {n_samples} samples, but got one of shape "
+                f"{array.shape}; step takes what the job handed out, which collate has made"
+            )
+    return arrays
+
+
 def named_arrays(tree: Tree) -> dict[str, Array]:
     """Return the arrays of a tree by their names; on a CPU they share its memory."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -291,6 +341,16 @@ def _as_before(path: Any, leaf: Any, before: jax.ShapeDtypeStruct) -> Any:
     )
 
 
+def _refuse_donated(tree: Tree) -> None:
+    """Raise InputError if the loop has given away arrays that may have to come back."""
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(tree)):
+        raise InputError(
+            "JaxJob needs the arrays of its parameters and of the optimizer's state, because a "
+            "step may not count, but a function that the loop has called with them has used up "
+            "their memory; leave out donate_argnums there, or pass copies"
+        )
+
+
 def _key_kinds(tree: Tree) -> dict[str, Any]:
     """Return how each random key of a tree draws, by its name."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -304,13 +364,6 @@ def _key_kinds(tree: Tree) -> dict[str, Any]:
 def _plain(leaf: Any) -> Any:
     """Return a random key as the numbers that it is made of, and other leaves as they are."""
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
-
-
-def _are_far_apart(one: Array, other: Array) -> bool:
-    """Whether numbers differ by more than rounding does; those that are not finite say nothing."""
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
-        return False
-    return bool(np.abs(one - other).max() > _ROUNDING * np.abs(one).max())
 
 
 def checked_params(params: Tree) -> Tree:
@@ -337,8 +390,9 @@ def checked_params(params: Tree) -> Tree:
                 f"is a running statistic; keep it out of params{_NO_STATISTICS}"
             )
     for path, leaf in found:
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        dtype: Any = getattr(leaf, "dtype", None)
+        if not is_array or not jnp.issubdtype(dtype, jnp.floating):
             raise InputError(
                 f"JaxJob needs parameters that are arrays of floats, but "
                 f"params{jax.tree_util.keystr(path)} is {dtype or type(leaf).__name__}; keep what "

@@ -138,7 +138,7 @@ class JaxProgram:
         self, loss: Loss, optimizer: optax.GradientTransformation, flat: FlatTree, seed: int | None
     ) -> None:
         self.flat = flat
-        self.init = jax.jit(optimizer.init)
+        self.init = jax.jit(lambda params: optimizer.init(params))  # it may have no hash
         self.accumulate = jax.jit(_accumulation(loss, flat, seed))
         self.update = jax.jit(_update_of(optimizer, flat))
 
@@ -156,15 +156,20 @@ class JaxProgram:
         self.update.trace(params, jax.eval_shape(self.init, params), self.flat.zeros())
 
 
-@lru_cache(maxsize=4)
 def jax_program(
     loss: Loss, optimizer: optax.GradientTransformation, flat: FlatTree, seed: int | None
 ) -> JaxProgram:
-    """Return the program of a job; the same arguments give the same program.
+    """Return the program of a job; the same arguments give the same program, if they have hashes.
 
     With `seed`, the loss function gets one random key per sample as its third argument.
     """
-    return JaxProgram(loss, optimizer, flat, seed)
+    try:
+        return _kept_program(loss, optimizer, flat, seed)
+    except TypeError:  # a loss or an optimizer without a hash, such as a dataclass
+        return JaxProgram(loss, optimizer, flat, seed)
+
+
+_kept_program = lru_cache(maxsize=4)(JaxProgram)
 
 
 def _accumulation(loss: Loss, flat: FlatTree, seed: int | None) -> Callable[..., list[jax.Array]]:
@@ -183,7 +188,12 @@ def _accumulation(loss: Loss, flat: FlatTree, seed: int | None) -> Callable[...,
                 f"the loss function of a JaxJob needs to return one loss per sample, an array of "
                 f"shape {weights.shape}, but returned shape {losses.shape}; leave out the mean"
             )
-        return jnp.sum(losses * weights)
+        if not jnp.issubdtype(losses.dtype, jnp.floating):
+            raise InputError(
+                "the loss function of a JaxJob needs to return losses that are floats, but "
+                f"returned {losses.dtype}"
+            )
+        return jnp.sum(losses.astype(weights.dtype) * weights)
 
     def accumulate(
         params: Tree, totals: list[jax.Array], batch: Tree, weights: jax.Array, places: Any
@@ -276,7 +286,8 @@ def keys_of(seed: int, places: Any) -> jax.Array:
 
     So a step done again, or shared out among fewer chips, draws the same random numbers.
     """
-    root = jax.random.key(seed)
+    # Other kinds draw other numbers for a sample beside other samples.
+    root = jax.random.key(seed, impl="threefry2x32")
 
     def key(high: jax.Array, low: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(root, high), low)
