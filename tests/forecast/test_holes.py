@@ -12,10 +12,7 @@ from meshmend.forecast.intact_box import forget_box
 from meshmend.forecast.machine import Ints, machine_of
 from meshmend.forecast.scenario import RepairModel, Scenario
 from meshmend.forecast.walk import add_hole, remove_hole, usable_chips
-from meshmend.forecast.walk_arrays import (
-    GO_ON,
-    ON_HOLES,
-)
+from meshmend.forecast.walk_arrays import GO_ON, Walk
 from meshmend.kernels import kernel
 from meshmend.topology.failures import parse_shape
 from meshmend.topology.graph import largest_part
@@ -46,15 +43,15 @@ MACHINES = {
 
 
 @kernel
-def usable_after(state: Ints, changes: Ints, found: Ints) -> None:
+def usable_after(walk: Walk, cells: Ints, changes: Ints, found: Ints) -> None:
     """Write down the usable chips after each change: hole h fails, or for -1 - h is repaired."""
-    forget_box(state)
+    forget_box(walk, cells)
     for at in range(len(changes)):
         if changes[at] >= 0:
-            add_hole(state, changes[at])
+            add_hole(walk, cells, changes[at])
         else:
-            remove_hole(state, -1 - changes[at])
-        found[at] = usable_chips(state)
+            remove_hole(walk, cells, -1 - changes[at])
+        found[at] = usable_chips(walk, cells)
 
 
 @pytest.mark.parametrize(("mesh", "tile"), [("8x8", "2x2"), ("6x8", "3x2"), ("4x4x4", "2x2x1")])
@@ -71,9 +68,10 @@ def test_the_tiles_that_go_on_are_nearly_the_most_that_fit(mesh: str, tile: str)
         for _ in range(6):
             holes = rng.choice(len(machine.domains), n_holes, replace=False)
             runner = year_runner(machine, prices_of(asked))
-            runner.state[ON_HOLES], found = GO_ON, np.zeros(n_holes, dtype=np.int64)
+            arrays, found = runner.arrays, np.zeros(n_holes, dtype=np.int64)
+            arrays.walk.on_holes = GO_ON
 
-            usable_after(runner.state, holes.astype(np.int64), found)
+            usable_after(arrays.walk, arrays.cells, holes.astype(np.int64), found)
 
             broken = largest_part(
                 asked.mesh.without(*(machine.domains[hole].failure for hole in holes))
@@ -95,7 +93,8 @@ def test_the_chips_that_go_on_are_the_largest_part_of_the_mesh(name: str) -> Non
     n_cut = 0
     for _ in range(12):
         runner = year_runner(machine_of(asked), prices_of(asked))
-        runner.state[ON_HOLES] = GO_ON
+        arrays = runner.arrays
+        arrays.walk.on_holes = GO_ON
         holes = [domain.failure for domain in runner.machine.domains]
         down: list[int] = []
         changes, expected = [], []
@@ -112,7 +111,7 @@ def test_the_chips_that_go_on_are_the_largest_part_of_the_mesh(name: str) -> Non
             n_cut += expected[-1] < broken.n_live
         found = np.zeros(len(changes), dtype=np.int64)
 
-        usable_after(runner.state, np.array(changes), found)
+        usable_after(arrays.walk, arrays.cells, np.array(changes), found)
 
         assert found.tolist() == expected
     assert n_cut > 20

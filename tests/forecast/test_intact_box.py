@@ -9,68 +9,44 @@ import pytest
 from meshmend.forecast.intact_box import by_cuts, by_sweep, forget_box, largest_box
 from meshmend.forecast.machine import Ints
 from meshmend.forecast.walk import add_hole, remove_hole
-from meshmend.forecast.walk_arrays import (
-    BIT_OF,
-    CAME_BACK,
-    CUT_HOLES,
-    CUT_PARTS,
-    CUT_TABLES,
-    DEAD,
-    FOUND,
-    GRID,
-    HOLE_AT,
-    HOLE_BOXES,
-    HOLE_CHIPS,
-    HOLE_FIRST,
-    HOLES,
-    IN_LARGEST_BOX,
-    IS_HIT,
-    LINE,
-    LINK_OF,
-    N_ALL_HOLES,
-    N_CHIPS,
-    N_CUT_HOLES,
-    N_CUT_PARTS,
-    N_HOLES,
-    NONE_OF,
-    ON_HOLES,
-    PLANE,
-    SHAPE,
-    TABLE_SIZE,
-    WRAP,
-    packed,
-)
+from meshmend.forecast.walk_arrays import IN_LARGEST_BOX, Walk, WalkArrays, box_parts, packed
 from meshmend.kernels import kernel
 
 Box = tuple[int, ...]
 
 
-def array_of(shape: Box, wrap: Box, obstacles: list[list[int]]) -> Ints:
-    """Return an array in which all obstacles are holes, and the box found last was the mesh."""
-    n_chips, n = int(np.prod(shape)), len(obstacles)
-    singles = {SHAPE + i: extent for i, extent in enumerate(shape)}
-    singles |= {WRAP + i: on for i, on in enumerate(wrap)}
-    singles |= {FOUND + 3 + i: extent for i, extent in enumerate(shape)}
-    singles |= {N_HOLES: n, IS_HIT: 1, NONE_OF: n_chips + 1, CAME_BACK: -1}
-    singles |= {
-        N_CHIPS: n_chips,
-        N_ALL_HOLES: n,
-        ON_HOLES: IN_LARGEST_BOX,
-        TABLE_SIZE: max(shape) + 1,
+def arrays_of(shape: Box, wrap: Box, obstacles: list[list[int]]) -> WalkArrays:
+    """Return arrays in which all obstacles are holes, and the box found last was the mesh."""
+    n_chips, n = math.prod(shape), len(obstacles)
+    figures: dict[str, float | Box] = {
+        "extents": shape,
+        "wrap": wrap,
+        "n_holes": n,
+        "n_chips": n_chips,
+        "n_all_holes": n,
+        "table_size": max(shape) + 1,
+        "on_holes": IN_LARGEST_BOX,
+        "is_hit": 1,
+        "none_of": n_chips + 1,
+        "came_back": -1,
     }
-    sizes = {CUT_PARTS: N_CUT_PARTS, GRID: 8 * n_chips, PLANE: 4 * shape[1] * shape[2]}
-    sizes |= {CUT_HOLES: N_CUT_HOLES, CUT_TABLES: 6 * (max(shape) + 1)}
-    sizes |= {LINE: 2 * shape[2], HOLE_AT: n, HOLE_FIRST: n + 1, HOLE_CHIPS: 0, DEAD: n_chips}
-    sizes |= {BIT_OF: n}
-    return packed(
-        singles,
-        {
-            HOLE_BOXES: [place for obstacle in obstacles for place in obstacle],
-            HOLES: range(n),
-            LINK_OF: [-1] * n,
-            **{part: np.zeros(size, dtype=np.int64) for part, size in sizes.items()},
-        },
-    )
+    parts: dict[str, int | Ints] = {
+        **box_parts(shape, n),
+        "found": np.array([0, 0, 0, *shape]),
+        "hole_boxes": np.ravel(obstacles),
+        "holes": np.arange(n),
+        "link_of": np.full(n, -1),
+        "hole_first": n + 1,
+        "hole_chips": 0,
+        "dead": n_chips,
+    }
+    return packed(figures, parts)
+
+
+def found_in(arrays: WalkArrays) -> list[int]:
+    begin = arrays.walk.found
+    found: list[int] = arrays.cells[begin : begin + 6].tolist()
+    return found
 
 
 def best_of_all(shape: Box, wrap: Box, obstacles: list[list[int]]) -> list[int]:
@@ -123,15 +99,14 @@ def test_both_ways_find_the_box_that_trying_all_finds(seed: int) -> None:
         shape, wrap, obstacles = random_case(rng)
         best = best_of_all(shape, wrap, obstacles)
 
-        cut, swept = (array_of(shape, wrap, obstacles) for _ in range(2))
-        by_cuts(cut, 1)
-        by_sweep(swept)
-        for state in (cut, swept):
-            assert state[FOUND : FOUND + 6].tolist() == best
+        cut, swept = (arrays_of(shape, wrap, obstacles) for _ in range(2))
+        by_cuts(cut.walk, cut.cells, 1)
+        by_sweep(swept.walk, swept.cells)
+        assert found_in(cut) == found_in(swept) == best
 
 
 @kernel
-def boxes_of(state: Ints, changes: Ints, boxes: Ints) -> None:
+def boxes_of(walk: Walk, cells: Ints, changes: Ints, boxes: Ints) -> None:
     """Add or remove holes, begin again at -1, and write down the largest box where it is asked.
 
     A box of less chips than are asked for is written as zeros.
@@ -139,14 +114,14 @@ def boxes_of(state: Ints, changes: Ints, boxes: Ints) -> None:
     for at in range(len(changes)):
         hole, is_up, least = changes[at]
         if hole < 0:
-            state[N_HOLES] = 0
-            forget_box(state)
+            walk.n_holes = 0
+            forget_box(walk, cells)
         elif is_up:
-            remove_hole(state, hole)
+            remove_hole(walk, cells, hole)
         else:
-            add_hole(state, hole)
-        if least > 0 and largest_box(state, least) >= least:
-            boxes[at] = state[FOUND : FOUND + 6]
+            add_hole(walk, cells, hole)
+        if least > 0 and largest_box(walk, cells, least) >= least:
+            boxes[at] = cells[walk.found : walk.found + 6]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -170,20 +145,20 @@ def test_the_box_is_found_again_after_failures_and_repairs(seed: int) -> None:
             changes.append((hole, int(was_down), least))
             expected.append(best if 0 < least <= size else [0] * 6)
         boxes = np.zeros((len(changes), 6), dtype=np.int64)
-        state = array_of(shape, wrap, obstacles)
+        arrays = arrays_of(shape, wrap, obstacles)
 
-        boxes_of(state, np.array(changes), boxes)
+        boxes_of(arrays.walk, arrays.cells, np.array(changes), boxes)
 
         assert boxes.tolist() == expected
 
 
 def test_a_box_that_lost_to_an_equal_one_counts_when_that_is_hit() -> None:
     """Of eleven chips in a line 2 to 5 and 7 to 10 are intact; then 3 fails and 1 is repaired."""
-    state = array_of((1, 1, 11), (0, 0, 0), [[0, 0, 0, 0, 2 * at, 2 * at] for at in (1, 6, 3)])
+    arrays = arrays_of((1, 1, 11), (0, 0, 0), [[0, 0, 0, 0, 2 * at, 2 * at] for at in (1, 6, 3)])
     changes = np.array([(-1, 0, 0), (0, 0, 0), (1, 0, 1), (2, 0, 0), (0, 1, 4)])
     boxes = np.zeros((len(changes), 6), dtype=np.int64)
 
-    boxes_of(state, changes, boxes)
+    boxes_of(arrays.walk, arrays.cells, changes, boxes)
 
     assert boxes[2].tolist() == [0, 0, 2, 1, 1, 4]
     assert boxes[4].tolist() == [0, 0, 7, 1, 1, 4]

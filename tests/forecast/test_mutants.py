@@ -25,11 +25,6 @@ from meshmend.forecast.forecasting import (
     year_runner,
 )
 from meshmend.forecast.machine import Ints, machine_of
-from meshmend.forecast.walk_arrays import (
-    FIRST_RULE,
-    N_CAUSES,
-    N_RULES,
-)
 from slow_forecast import slow_totals
 
 pytestmark = pytest.mark.slow  # each mutant compiles the walk anew
@@ -37,107 +32,107 @@ pytestmark = pytest.mark.slow  # each mutant compiles the walk anew
 MODULES: tuple[ModuleType, ...] = (intact_box, tile_count, walk)
 ANSWERS = (*FOUR, answer_named("fault-tolerant:1+spares"))
 MUTANTS = {
-    "lost work is kept": ("state[USEFUL] -= state[UNSAVED_NS]", "state[USEFUL] -= 0"),
+    "lost work is kept": ("walk.spent[USEFUL] -= walk.unsaved_ns", "walk.spent[USEFUL] -= 0"),
     "a checkpoint saves nothing": (
-        "state[UNSAVED_NS] = min(useful, np.int64(np.rint(min(since, interval) * figures[RATE])))",
-        "state[UNSAVED_NS] += useful",
+        "walk.unsaved_ns = min(useful, np.int64(np.rint(min(since, interval) * walk.rate)))",
+        "walk.unsaved_ns += useful",
     ),
     "a fall back keeps its cycle": (
-        "    state[UNSAVED_NS] = 0\n    state[CYCLE_NS] = 0\n\n\n@inner_kernel\ndef go_back",
-        "    state[UNSAVED_NS] = 0\n\n\n@inner_kernel\ndef go_back",
+        "    walk.unsaved_ns = 0\n    walk.cycle_ns = 0\n\n\n@inner_kernel\ndef go_back",
+        "    walk.unsaved_ns = 0\n\n\n@inner_kernel\ndef go_back",
     ),
-    "no time to detect": ("DETECT, state[DETECTION_NS])", "DETECT, 0)"),
-    "waiting counts as restart": ("state[WAITING] += passed", "state[RESTART] += passed"),
-    "dead chips stay dead": ("state[dead] -= 1", "state[dead] -= 0"),
+    "no time to detect": ("DETECT, walk.detection_ns)", "DETECT, 0)"),
+    "waiting counts as restart": ("walk.spent[WAITING] += passed", "walk.spent[RESTART] += passed"),
+    "dead chips stay dead": ("cells[dead] -= 1", "cells[dead] -= 0"),
     "overlapping holes count twice": (
-        "1 if state[dead] == 0 else 0\n        state[dead] += 1",
-        "1\n        state[dead] += 1",
+        "1 if cells[dead] == 0 else 0\n        cells[dead] += 1",
+        "1\n        cells[dead] += 1",
     ),
-    "a repair is not used": ("state[RECHECK] = 1", "state[RECHECK] = 0"),
+    "a repair is not used": ("walk.recheck = 1", "walk.recheck = 0"),
     "boxes never grow": (
-        "state[BETWEEN_FAILURES_NS] > pause_ns",
-        "state[BETWEEN_FAILURES_NS] > 2**62",
+        "walk.between_failures_ns > pause_ns",
+        "walk.between_failures_ns > 2**62",
     ),
-    "a box is hit from outside": ("if state[CONFIG] != IN_BOX:", "if state[CONFIG] != NOWHERE:"),
+    "a box is hit from outside": ("if walk.config != IN_BOX:", "if walk.config != NOWHERE:"),
     "a box is never hit": (
-        "if state[CONFIG] != IN_BOX:\n        return took_any",
-        "return state[CONFIG] != IN_BOX and took_any",
+        "if walk.config != IN_BOX:\n        return took_any",
+        "return walk.config != IN_BOX and took_any",
     ),
     "a box that was hit is kept": (
-        "state[IS_HIT], state[NONE_OF] = 1,",
-        "state[IS_HIT], state[NONE_OF] = 0,",
+        "walk.is_hit, walk.none_of = 1,",
+        "walk.is_hit, walk.none_of = 0,",
     ),
-    "a box is never larger again": ("    state[CAME_BACK] = hole\n", "    pass\n"),
+    "a box is never larger again": ("    walk.came_back = hole\n", "    pass\n"),
     "what came back is in no box": (
-        "state[CAME_BACK] if state[NONE_OF] <=",
-        "0 if state[NONE_OF] <=",
+        "walk.came_back if walk.none_of <=",
+        "0 if walk.none_of <=",
     ),
     "nothing lies behind a hole": ("if (left * across >= rest[3]) &", "if False &"),
     "nothing lies around the end": ("if length * across >= rest[3]:", "if False:"),
     "a cut leaves too little to later axes": ("min(latest, last)", "min(latest, last - 1)"),
-    "spares are free": ("(state[SWITCH_IN_NS] if was_switched else 0)", "-state[RESTART_NS]"),
+    "spares are free": ("(walk.switch_in_ns if was_switched else 0)", "-walk.restart_ns"),
     "spares come too early": (
-        "state[N_HOLES] > state[HOLES_BEFORE_SPARES]:",
-        "state[N_HOLES] > 0:",
+        "walk.n_holes > walk.holes_before_spares:",
+        "walk.n_holes > 0:",
     ),
-    "idle spares never fail": ("_add_idle(state, unit, -1)\n            return", "return"),
+    "idle spares never fail": ("_add_idle(walk, cells, unit, -1)\n            return", "return"),
     "one hole is priced": (
-        "extra += state[state[HOLE_EXTRA_NS]",
-        "extra = state[state[HOLE_EXTRA_NS]",
+        "extra += cells[walk.hole_extra_ns",
+        "extra = cells[walk.hole_extra_ns",
     ),
-    "the batch shrinks": ("if state[KEEPS_BATCH]:", "if not state[KEEPS_BATCH]:"),
-    "cut meshes go on whole": ("n_live = _largest_part(state)", "pass"),
-    "wrong work is kept": ("go_back(state, saved)\n    if", "pass\n    if"),
+    "the batch shrinks": ("if walk.keeps_batch:", "if not walk.keeps_batch:"),
+    "cut meshes go on whole": ("n_live = _largest_part(walk, cells)", "pass"),
+    "wrong work is kept": ("go_back(walk, cells, saved)\n    if", "pass\n    if"),
     "checkpoints since a chip went wrong are used": (
-        "state[at] = state[USEFUL] - state[UNSAVED_NS]",
-        "state[at] = state[USEFUL]",
+        "cells[at] = walk.spent[USEFUL] - walk.unsaved_ns",
+        "cells[at] = walk.spent[USEFUL]",
     ),
-    "what another chip has lost is lost once more": ("state[at] = min(state[at], saved)", "pass"),
+    "what another chip has lost is lost once more": ("cells[at] = min(cells[at], saved)", "pass"),
     "work from before the year is never lost": (
-        "0 if state[each] == IS_RIGHT else state[USEFUL]",
-        "0 if state[each] == IS_RIGHT else state[each]",
+        "0 if cells[each] == IS_RIGHT else walk.spent[USEFUL]",
+        "0 if cells[each] == IS_RIGHT else cells[each]",
     ),
     "checks are free": (
-        "figures[CHECK_RATE] = part * step / (longer * checked + sum_ns)",
-        "figures[CHECK_RATE] = part * step / (longer + sum_ns)",
+        "walk.check_rate = part * step / (longer * checked + sum_ns)",
+        "walk.check_rate = part * step / (longer + sum_ns)",
     ),
     "a wrong chip that a box does not use counts": (
-        "if not is_hit(state, hole, took_any):\n        return\n    if saved != IS_RIGHT:\n"
-        "        go_back(state, saved)",
-        "if saved != IS_RIGHT:\n        go_back(state, saved)\n"
-        "    if not is_hit(state, hole, took_any):\n        return",
+        "if not is_hit(walk, cells, hole, took_any):\n        return\n    if saved != IS_RIGHT:\n"
+        "        go_back(walk, cells, saved)",
+        "if saved != IS_RIGHT:\n        go_back(walk, cells, saved)\n"
+        "    if not is_hit(walk, cells, hole, took_any):\n        return",
     ),
-    "chips in no tile count": ("if state[N_COLOURS] > 1:", "if state[N_COLOURS] > 99:"),
-    "bands go one way": ("2 if state[SHAPE] == 1 else 6", "1"),
+    "chips in no tile count": ("if walk.n_colours > 1:", "if walk.n_colours > 99:"),
+    "bands go one way": ("2 if walk.extents[0] == 1 else 6", "1"),
     "a band looks at its first line": (
-        "for j in range(state[TILE + bands]):",
+        "for j in range(walk.tile[bands]):",
         "for j in range(1):",
     ),
     "a band has gaps": ("n, free = n + 1, 0", "n, free = n + 1, -1"),
     "a box is all tiles": (
-        "state[FOUND + 3 + axis] // state[TILE + axis] * state[TILE + axis]",
-        "state[FOUND + 3 + axis]",
+        "cells[walk.found + 3 + axis] // walk.tile[axis] * walk.tile[axis]",
+        "cells[walk.found + 3 + axis]",
     ),
-    "slow parts are free": ("figures[RATE] = part * step / (longer * checked + sum_ns)", "pass"),
-    "speeds change with the next failure": ("_set_rates(state, figures)\n        return", "return"),
-    "another part is fast again": ("state[at] = state[first + state[N_SLOW]]", "pass"),
+    "slow parts are free": ("walk.rate = part * step / (longer * checked + sum_ns)", "pass"),
+    "speeds change with the next failure": ("_set_rates(walk, cells)\n        return", "return"),
+    "another part is fast again": ("cells[at] = cells[first + walk.n_slow]", "pass"),
     "a slow chip that died counts": (
-        "state[state[DEAD] + state[state[HOLE_CHIPS] + state[state[HOLE_FIRST] + domain]]] == 0",
+        "cells[walk.dead + cells[walk.hole_chips + cells[walk.hole_first + domain]]] == 0",
         "True",
     ),
     "a slow link of a dead chip counts": (" and n_dead == 0", ""),
-    "a slow link that is cut counts": ("state[state[DOWN_LINKS] + link] == 0 and", "True and"),
-    "a slow part outside a box counts": (" or not is_hit(state, domain, True)", ""),
+    "a slow link that is cut counts": ("cells[walk.down_links + link] == 0 and", "True and"),
+    "a slow part outside a box counts": (" or not is_hit(walk, cells, domain, True)", ""),
     "a slow spare that is idle counts": (
-        "return state[state[UNIT_SLOT] + unit] >= 0",
+        "return cells[walk.unit_slot + unit] >= 0",
         "return True",
     ),
     "plans know no slow links": ("sum_ns = known if", "sum_ns = unknown if"),
     "shares know no slow chips": ("/ (chips - missing) if is_known", "/ chips if is_known"),
-    "one slow link is planned for": ("n_links * figures[SLOW_LINK_NS]", "figures[SLOW_LINK_NS]"),
+    "one slow link is planned for": ("n_links * walk.slow_link_ns", "walk.slow_link_ns"),
     "going on loses work": (
-        "if state[CONFIG] != ON_MESH:\n        fall_back(state)",
-        "fall_back(state)",
+        "if walk.config != ON_MESH:\n        fall_back(walk)",
+        "fall_back(walk)",
     ),
 }
 
@@ -194,13 +189,13 @@ def is_right(walk_year: Callable[..., None]) -> bool:
     """Whether a walk agrees with the slow simulator in every answer."""
     for (name, year), answer in itertools.product(CASES, ANSWERS):
         case = prepared(name, year)
-        state = case.runner.state
-        state[FIRST_RULE : FIRST_RULE + N_RULES] = case.runner.rules_of(answer)
+        arrays = case.runner.arrays
+        arrays.set_rules(case.runner.rules_of(answer))
         try:
-            walk_year(state, case.runner.figures, case.events, len(case.events) // 3, *MEASURED)
+            walk_year(arrays.walk, arrays.cells, case.events, len(case.events) // 3, *MEASURED)
         except (IndexError, ZeroDivisionError):
             return False
-        if max(abs(state[:N_CAUSES] - np.array(case.expected[answer.name]))) > 20_000:
+        if max(abs(arrays.spent() - np.array(case.expected[answer.name]))) > 20_000:
             return False
     return True
 

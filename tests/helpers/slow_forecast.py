@@ -14,18 +14,7 @@ from meshmend.forecast.forecasting import Answer, YearRunner
 from meshmend.forecast.hole_prices import StepPrices
 from meshmend.forecast.machine import Ints, Machine
 from meshmend.forecast.scenario import KINDS, Scenario, Shape
-from meshmend.forecast.walk_arrays import (
-    BETWEEN_FAILURES_NS,
-    DETECTION_NS,
-    FIRST_RULE,
-    GO_ON,
-    INTERVAL_NS,
-    RECOVERY_NS,
-    RESTART_NS,
-    SWITCH_IN_NS,
-    WAIT,
-    WRITE_NS,
-)
+from meshmend.forecast.walk_arrays import GO_ON, WAIT
 from meshmend.topology.failures import Block, Chip, Failure, Link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
@@ -44,7 +33,7 @@ class SlowJob:
     machine: Machine
     prices: StepPrices
     answer: Answer
-    times: dict[str, int]  # detection, restart, recovery, switch, every, write, between
+    times: dict[str, int]  # by the names of `YearRunner.rules_of`
     now: int = 0
     phase: str = "run"
     until: int | None = None
@@ -251,7 +240,7 @@ class SlowJob:
             return
         if self.where != "mesh":
             self._fall_back()
-        self._begin("detect", self.times["detection"])
+        self._begin("detect", self.times["detection_ns"])
 
     def _go_back(self, moment: int) -> None:
         """Go back to the last checkpoint from before a moment."""
@@ -291,17 +280,17 @@ class SlowJob:
     def _react(self) -> None:
         before = self.where
         switched = self._has_too_many_holes() and self._switch_in()
-        pause = self.times["restart"] + (self.times["switch"] if switched else 0)
+        pause = self.times["restart_ns"] + (self.times["switch_in_ns"] if switched else 0)
         self._choose()
         self.recheck = False
         if self.where == "nowhere":
             self._fall_back()
             self._begin("stopped", None)
         elif before == self.where == "mesh" and not switched:
-            self._begin("recover", self.times["recovery"])
+            self._begin("recover", self.times["recovery_ns"])
         elif before == "mesh" and switched:
             self._save()
-            self._begin("start", pause + self.times["write"])
+            self._begin("start", pause + self.times["write_ns"])
         else:
             self._fall_back()
             self._begin("start", pause)
@@ -312,15 +301,15 @@ class SlowJob:
             return
         if self.where == "mesh" and not fills:
             self._choose()
-            self._begin("recover", self.times["recovery"])
+            self._begin("recover", self.times["recovery_ns"])
             return
         usable = self.mesh.n_chips
         if not fills:
             box = self._best_box(self._dead(), self._cut_links())
             usable = max(1, self._on_mesh() or self._in_tiles(box[0], box[1]))
-        pause = self.times["write"] + self.times["restart"]
-        pause += self.times["switch"] if fills else 0
-        if (1 - self.chips / usable) * self.times["between"] > pause:
+        pause = self.times["write_ns"] + self.times["restart_ns"]
+        pause += self.times["switch_in_ns"] if fills else 0
+        if (1 - self.chips / usable) * self.times["between_failures_ns"] > pause:
             if fills:
                 self._switch_in()
             self._save()
@@ -359,7 +348,7 @@ class SlowJob:
             self.spent[cause[self.phase]] += to - self.now
             self.now = to
             return
-        every, write = self.times["every"], self.times["write"]
+        every, write = self.times["interval_ns"], self.times["write_ns"]
         while self.now < to:  # one part of a cycle after another
             trains = self.since_save < every
             end = every if trains else every + write
@@ -469,15 +458,5 @@ def slow_totals(
 ) -> list[int]:
     """Return what the slow simulator says of an answer, with the times of a runner."""
     rules = runner.rules_of(answer)
-    names = {
-        "detection": DETECTION_NS,
-        "restart": RESTART_NS,
-        "recovery": RECOVERY_NS,
-        "switch": SWITCH_IN_NS,
-        "every": INTERVAL_NS,
-        "write": WRITE_NS,
-        "between": BETWEEN_FAILURES_NS,
-    }
-    times = {name: int(rules[place - FIRST_RULE]) for name, place in names.items()}
-    job = SlowJob(runner.machine, prices_of(asked, extra_s=0.002), answer, times)
+    job = SlowJob(runner.machine, prices_of(asked, extra_s=0.002), answer, rules)
     return slow_walk(job, events, start, end)

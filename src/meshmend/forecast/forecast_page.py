@@ -17,7 +17,7 @@ from meshmend.forecast.forecasting import (
     year_runner,
 )
 from meshmend.forecast.inputs import ForecastQuestion
-from meshmend.forecast.machine import Floats, machine_of
+from meshmend.forecast.machine import Floats, Ints, machine_of
 from meshmend.forecast.sweeps import (
     MAP_FACTORS,
     Curve,
@@ -25,10 +25,6 @@ from meshmend.forecast.sweeps import (
     change_lines,
     check_lines,
     slow_lines,
-)
-from meshmend.forecast.walk_arrays import (
-    LOG,
-    N_LOG,
 )
 from meshmend.pages.draw.chart import Axis, Series, chart_svg
 from meshmend.pages.draw.page import card, headline, page, table
@@ -360,16 +356,15 @@ def days_of_year(result: Forecast, *, seed: int) -> dict[str, Floats]:
     days = {}
     for each in result.answers:
         runner.walk(runner.rules_of(each.answer), outages.events, n, start, end)
-        log = runner.figures[LOG:].reshape(-1, 3)[: runner.state[N_LOG]]
-        days[each.answer.name] = _daily(each, log, start, end)
+        days[each.answer.name] = _daily(each, *runner.arrays.changes(), start, end)
     return days
 
 
-def _daily(answer: AnswerForecast, log: Floats, start: int, end: int) -> Floats:
+def _daily(answer: AnswerForecast, changed: Ints, rates: Floats, start: int, end: int) -> Floats:
     """Return the mean rate of each day from the changes of a walk."""
-    times = np.append(np.clip(log[:, 0], start, end), end)
-    done = np.concatenate([[0.0], np.cumsum(np.diff(times) * log[:, 2])])
+    times = np.append(np.clip(changed, start, end), end)
+    done = np.concatenate([[0.0], np.cumsum(np.diff(times) * rates)])
     edges = np.linspace(start, end, _N_COLUMNS + 1)
-    rates: Floats = np.diff(np.interp(edges, times, done)) / ((end - start) / _N_COLUMNS)
-    assert not math.isnan(float(rates.sum())), answer.answer.name
-    return np.clip(rates, 0.0, 1.0)
+    daily: Floats = np.diff(np.interp(edges, times, done)) / ((end - start) / _N_COLUMNS)
+    assert not math.isnan(float(daily.sum())), answer.answer.name
+    return np.clip(daily, 0.0, 1.0)

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +19,7 @@ import numpy as np
 from meshmend.errors import InputError
 from meshmend.forecast.hole_prices import StepPrices
 from meshmend.forecast.machine import (
+    NS,
     Floats,
     Ints,
     Machine,
@@ -31,27 +32,13 @@ from meshmend.forecast.scenario import DALY, SLOW_KINDS, SPREADS, WRONG, YEAR_S,
 from meshmend.forecast.walk import walk_year
 from meshmend.forecast.walk_arrays import (
     ANY_HOLES,
-    BETWEEN_FAILURES_NS,
-    DETECTION_NS,
-    FIRST_RULE,
     GO_ON,
-    HOLES_BEFORE_SPARES,
     IN_LARGEST_BOX,
-    INTERVAL_NS,
-    KEEPS_BATCH,
-    N_CAUSES,
-    N_RULES,
-    ON_HOLES,
     PAIRED_HOLES,
-    RECOVERY_NS,
-    RESTART_NS,
-    SUPPORT,
-    SWITCH_IN_NS,
     USEFUL,
-    USES_SPARES,
     WAIT,
-    WRITE_NS,
-    walk_array,
+    WalkArrays,
+    walk_arrays,
 )
 from meshmend.planning.progress import ProgressCallback, no_progress
 
@@ -132,7 +119,6 @@ CAUSES = (
     Cause("checks", "checking", "checking shares"),
     Cause("slow_parts", "slow parts", "slow chips and links"),
 )  # in the order of the places in `totals`, after the useful time
-_NS = 1e9
 _MOST_YEARS = 1_000_000
 _LONGEST_S = 100 * YEAR_S  # between failures
 
@@ -222,60 +208,56 @@ class Forecast:
 
 @dataclass(frozen=True, eq=False)
 class YearRunner:
-    """Runs years of one machine: what does not change from year to year, and one array to walk.
+    """Runs years of one machine: what does not change from year to year, and the arrays to walk.
 
     Not for two threads at the same time.
     """
 
     machine: Machine
-    state: Ints
-    figures: Floats
+    arrays: WalkArrays
     outage_figures: Floats
     warm_up_ns: int
     year_ns: int
 
-    def rules_of(self, answer: Answer) -> Ints:
-        """Return the rules of an answer as the array wants them."""
+    def rules_of(self, answer: Answer) -> dict[str, int]:
+        """Return the rules of an answer, by the fields of the record."""
         scenario = self.machine.scenario
-        job, rules = scenario.job, np.zeros(N_RULES, dtype=np.int64)
-        between_s = _between_s(self.machine)
+        job, between_s = scenario.job, _between_s(self.machine)
         times_s = {
-            DETECTION_NS: job.detection_s,
-            RESTART_NS: job.restart_s,
-            RECOVERY_NS: job.recovery_s,
-            SWITCH_IN_NS: scenario.spares.switch_in_s,
-            INTERVAL_NS: checkpoint_interval_s(scenario, between_s),
-            WRITE_NS: job.checkpoint_write_s,
-            BETWEEN_FAILURES_NS: between_s,
+            "detection_ns": job.detection_s,
+            "restart_ns": job.restart_s,
+            "recovery_ns": job.recovery_s,
+            "switch_in_ns": scenario.spares.switch_in_s,
+            "interval_ns": checkpoint_interval_s(scenario, between_s),
+            "write_ns": job.checkpoint_write_s,
+            "between_failures_ns": between_s,
         }
-        for place, seconds in times_s.items():
-            rules[place - FIRST_RULE] = round(min(seconds * _NS, 4e18))
-        settings = {
-            ON_HOLES: answer.on_holes,
-            USES_SPARES: answer.uses_spares,
-            HOLES_BEFORE_SPARES: answer.holes_before_spares,
-            KEEPS_BATCH: job.keeps_batch,
-            SUPPORT: PAIRED_HOLES if job.algorithm == "ft-two-d" else ANY_HOLES,
+        times_ns = {name: round(min(time_s * NS, 4e18)) for name, time_s in times_s.items()}
+        return times_ns | {
+            "on_holes": answer.on_holes,
+            "uses_spares": answer.uses_spares,
+            "holes_before_spares": answer.holes_before_spares,
+            "keeps_batch": job.keeps_batch,
+            "support": PAIRED_HOLES if job.algorithm == "ft-two-d" else ANY_HOLES,
         }
-        for place, setting in settings.items():
-            rules[place - FIRST_RULE] = setting
-        return rules
 
     def outages(self, *, with_spares: bool, n_most: int | None = None) -> OutageArrays:
         """Return empty arrays for the outages of a year."""
         machine = self.machine
         n_domains = len(machine.kind_of) if with_spares else len(machine.domains)
         if n_most is None:
-            time_s = (self.warm_up_ns + self.year_ns) / _NS
+            time_s = (self.warm_up_ns + self.year_ns) / NS
             expected = machine.n_failures(time_s, with_spares=with_spares)
             n_most = int(2.4 * expected + 24 * math.sqrt(expected) + 100)
         return outage_arrays(self.outage_figures, machine.kind_of[:n_domains], n_most)
 
-    def walk(self, rules: Ints, events: Ints, n_events: int, start_ns: int, end_ns: int) -> Ints:
+    def walk(
+        self, rules: Mapping[str, int], events: Ints, n_events: int, start_ns: int, end_ns: int
+    ) -> Ints:
         """Return where the time between two moments went, with the rules of an answer."""
-        self.state[FIRST_RULE : FIRST_RULE + N_RULES] = rules
-        walk_year(self.state, self.figures, events, n_events, start_ns, end_ns)
-        return self.state[:N_CAUSES].copy()
+        self.arrays.set_rules(rules)
+        walk_year(self.arrays.walk, self.arrays.cells, events, n_events, start_ns, end_ns)
+        return self.arrays.spent()
 
 
 def _between_s(machine: Machine) -> float:
@@ -298,24 +280,20 @@ def year_runner(
 ) -> YearRunner:
     """Return what runs years of this machine, each so long; `n_log` changes are written down."""
     repair, failures = machine.scenario.repair, machine.scenario.failures
-    figures = [repair.automatic_s * _NS, repair.automatic_success, repair.manual_s * _NS]
+    figures = [repair.automatic_s * NS, repair.automatic_success, repair.manual_s * NS]
     figures += [SPREADS.index(repair.spread), repair.sigma, repair.crews, failures.burst]
     wrong = machine.scenario.wrong
     silent_s = wrong.silent_s(prices.compute_s * (1.0 + wrong.compute_share) + prices.full_s)
-    silent = [machine.number_of(WRONG), *(each * _NS for each in silent_s)]
+    silent = [machine.number_of(WRONG), *(each * NS for each in silent_s)]
     slow = machine.scenario.slow
     slow_kinds = [number for kind in SLOW_KINDS if (number := machine.number_of(kind)) >= 0]
-    slows = [min(slow_kinds, default=math.inf), slow.lasts_s * _NS]
-    rates = [1.0, 1.0, 1.0, 1.0, wrong.compute_share, slow.chip_speed, slow.link_speed]
-    rates += [prices.slow_link_s * _NS if slow.is_known else -1.0, prices.full_s * _NS]
-    step_ns = np.array([prices.compute_s, prices.full_s, *prices.box_s]) * _NS
+    slows = [min(slow_kinds, default=math.inf), slow.lasts_s * NS]
     return YearRunner(
         machine,
-        walk_array(machine, prices, n_log),
-        np.concatenate([rates, step_ns, np.zeros(3 * n_log)]),
-        np.array([*figures, failures.burst_window_s * _NS, *silent, *slows, *machine.lives]),
-        round(warm_up_s(machine.scenario) * _NS),
-        round(year_s * _NS),
+        walk_arrays(machine, prices, n_log),
+        np.array([*figures, failures.burst_window_s * NS, *silent, *slows, *machine.lives]),
+        round(warm_up_s(machine.scenario) * NS),
+        round(year_s * NS),
     )
 
 
@@ -357,7 +335,7 @@ def forecast(
         def walk(
             years: Iterator[int], chosen: list[int] = chosen, with_spares: bool = with_spares
         ) -> None:
-            own_runner = replace(runner, state=runner.state.copy(), figures=runner.figures.copy())
+            own_runner = replace(runner, arrays=runner.arrays.copy())
             outages = own_runner.outages(with_spares=with_spares)
             for year in years:
                 outages, n = outages_of_year(own_runner, outages, seed, year)

@@ -28,6 +28,8 @@ from meshmend.topology.failures import Block, Chip, Failure, Link
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+NS = 1e9  # in a second
+
 _WARM_UP_REPAIRS = 20.0  # mean repair times; three times as many where repairs queue
 _WARM_UP_SILENCES = 5.0  # mean times until a wrong chip is found, or something is slow no more
 _LEAST_WARM_UP_S, _MOST_WARM_UP_S = 2 * DAY_S, 100 * YEAR_S  # 64 bits hold 292 years in ns
@@ -146,7 +148,7 @@ def _lives(scenario: Scenario, by_kind: Mapping[str, Sequence[Domain]]) -> Itera
     """Yield what `outages` wants of each kind: scale, shape, first domain, one past the last."""
     failures, first = scenario.failures, 0
     for kind, domains in by_kind.items():
-        yield failures.mean_up_s(kind) * 1e9 / math.gamma(1.0 + 1.0 / failures.shape)
+        yield failures.mean_up_s(kind) * NS / math.gamma(1.0 + 1.0 / failures.shape)
         yield failures.shape
         yield first
         first += len(domains)

@@ -6,75 +6,77 @@ hold; now and then a tiling that is no such bands has one more.
 """
 
 from meshmend.forecast.machine import Ints
-from meshmend.forecast.walk_arrays import BANDS, DEAD, SHAPE, TABLE_SIZE, TILE
+from meshmend.forecast.walk_arrays import Walk
 from meshmend.kernels import inner_kernel
 
 
 @inner_kernel
-def most_tiles(state: Ints) -> int:
+def most_tiles(walk: Walk, cells: Ints) -> int:
     """Return how many tiles of live chips fit."""
     best = 0
-    for order in range(2 if state[SHAPE] == 1 else 6):
+    for order in range(2 if walk.extents[0] == 1 else 6):
         slabs = order // 2
         bands = (slabs + 1 + order % 2) % 3
-        best = max(best, _in_slabs(state, slabs, bands, 3 - slabs - bands))
+        best = max(best, _in_slabs(walk, cells, slabs, bands, 3 - slabs - bands))
     return best
 
 
 @inner_kernel
-def _in_slabs(state: Ints, axis: int, bands: int, along: int) -> int:
+def _in_slabs(walk: Walk, cells: Ints, axis: int, bands: int, along: int) -> int:
     """Return how many fit into slabs across one axis, in each of which there are bands."""
-    width, best = state[TILE + axis], state[BANDS]
-    state[best] = 0
-    for end in range(1, state[SHAPE + axis] + 1):
-        state[best + end] = state[best + end - 1]
+    width, best = walk.tile[axis], walk.bands
+    cells[best] = 0
+    for end in range(1, walk.extents[axis] + 1):
+        cells[best + end] = cells[best + end - 1]
         if end >= width:
-            here = _in_bands(state, axis, end - width, bands, along)
-            state[best + end] = max(state[best + end], state[best + end - width] + here)
-    return int(state[best + state[SHAPE + axis]])
+            here = _in_bands(walk, cells, axis, end - width, bands, along)
+            cells[best + end] = max(cells[best + end], cells[best + end - width] + here)
+    return int(cells[best + walk.extents[axis]])
 
 
 @inner_kernel
-def _in_bands(state: Ints, slabs: int, slab: int, axis: int, along: int) -> int:
+def _in_bands(walk: Walk, cells: Ints, slabs: int, slab: int, axis: int, along: int) -> int:
     """Return how many fit into the bands of one slab, which begins at `slab`."""
-    width, best = state[TILE + axis], state[BANDS] + state[TABLE_SIZE]
-    state[best] = 0
-    for end in range(1, state[SHAPE + axis] + 1):
-        state[best + end] = state[best + end - 1]
+    width, best = walk.tile[axis], walk.bands + walk.table_size
+    cells[best] = 0
+    for end in range(1, walk.extents[axis] + 1):
+        cells[best + end] = cells[best + end - 1]
         if end >= width:
-            here = _in_band(state, slabs, slab, axis, end - width, along)
-            state[best + end] = max(state[best + end], state[best + end - width] + here)
-    return int(state[best + state[SHAPE + axis]])
+            here = _in_band(walk, cells, slabs, slab, axis, end - width, along)
+            cells[best + end] = max(cells[best + end], cells[best + end - width] + here)
+    return int(cells[best + walk.extents[axis]])
 
 
 @inner_kernel
-def _in_band(state: Ints, slabs: int, slab: int, bands: int, band: int, along: int) -> int:
+def _in_band(
+    walk: Walk, cells: Ints, slabs: int, slab: int, bands: int, band: int, along: int
+) -> int:
     """Return how many fit into one band, one behind the other."""
     n, free = 0, 0
-    for at in range(state[SHAPE + along]):
-        free = free + 1 if _is_live(state, slabs, slab, bands, band, along, at) else 0
-        if free == state[TILE + along]:
+    for at in range(walk.extents[along]):
+        free = free + 1 if _is_live(walk, cells, slabs, slab, bands, band, along, at) else 0
+        if free == walk.tile[along]:
             n, free = n + 1, 0
     return n
 
 
 @inner_kernel
 def _is_live(
-    state: Ints, slabs: int, slab: int, bands: int, band: int, along: int, at: int
+    walk: Walk, cells: Ints, slabs: int, slab: int, bands: int, band: int, along: int, at: int
 ) -> bool:
     """Whether all chips across a band are alive at one place along it."""
-    first = slab * _stride(state, slabs) + band * _stride(state, bands) + at * _stride(state, along)
-    for i in range(state[TILE + slabs]):
-        for j in range(state[TILE + bands]):
-            chip = first + i * _stride(state, slabs) + j * _stride(state, bands)
-            if state[state[DEAD] + chip] != 0:
+    first = slab * _stride(walk, slabs) + band * _stride(walk, bands) + at * _stride(walk, along)
+    for i in range(walk.tile[slabs]):
+        for j in range(walk.tile[bands]):
+            chip = first + i * _stride(walk, slabs) + j * _stride(walk, bands)
+            if cells[walk.dead + chip] != 0:
                 return False
     return True
 
 
 @inner_kernel
-def _stride(state: Ints, axis: int) -> int:
+def _stride(walk: Walk, axis: int) -> int:
     """Return by how much the numbers of two chips differ that are neighbours along an axis."""
     if axis == 2:
         return 1
-    return int(state[SHAPE + 2] if axis == 1 else state[SHAPE + 1] * state[SHAPE + 2])
+    return int(walk.extents[2] if axis == 1 else walk.extents[1] * walk.extents[2])

@@ -1,9 +1,8 @@
-"""The one array that an answer walks through a year with: the names of its entries, and its making.
+"""What an answer walks through a year with: one record of single figures, and one array of parts.
 
-Compiled loops that pass many arrays to each other compile slowly and run slowly. So all whole
-numbers are in one array: first single ones by name, among them where each part begins, then the
-parts. `state[NOW]` is a number, `state[state[DEAD] + chip]` an entry of a part. Figures that are
-not whole are in a second array.
+Compiled loops that pass many arrays to each other compile slowly and run slowly. So there are two
+values: `walk`, whose fields are single figures, and `cells`, which holds all parts one behind the
+other. A field that is named in `_PARTS` says where its part begins: `cells[walk.dead + chip]`.
 
 A **hole** is a domain that is down, or, where spares are used, a **slot** of the mesh that no unit
 fills. A **unit** is what a spare replaces: a host, a row, a cube.
@@ -18,14 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.forecast.machine import Ints, Machine
+from meshmend.forecast.machine import NS, Floats, Ints, Machine
 from meshmend.forecast.scenario import SLOW_LINK
 from meshmend.topology.failures import Link
 
 if TYPE_CHECKING:
     from meshmend.forecast.hole_prices import StepPrices
 
-# Where the time of a year goes.
+Walk = np.record
+
+# Where the time of a year goes: places in `walk.spent`.
 (
     USEFUL,
     DETECTION,
@@ -40,105 +41,6 @@ if TYPE_CHECKING:
 ) = range(10)
 N_CAUSES = 10
 
-# What the job is doing.
-(
-    PHASE,
-    UNTIL,
-    NOW,
-    CYCLE_NS,
-    UNSAVED_NS,
-    CONFIG,
-    N_HOLES,
-    N_DEAD,
-    N_IDLE,
-    RECHECK,
-    CHIPS,
-    N_LOG,
-    N_TOUCHING,
-    IS_HIT,
-    CAME_BACK,
-    NONE_OF,
-    BITS_USED,
-    N_SLOW,
-) = range(10, 28)
-
-# What an answer does, and the times of the job in ns.
-(
-    ON_HOLES,
-    USES_SPARES,
-    HOLES_BEFORE_SPARES,
-    DETECTION_NS,
-    RESTART_NS,
-    RECOVERY_NS,
-    SWITCH_IN_NS,
-    INTERVAL_NS,
-    WRITE_NS,
-    BETWEEN_FAILURES_NS,
-    KEEPS_BATCH,
-    SUPPORT,
-) = range(28, 40)
-FIRST_RULE, N_RULES = ON_HOLES, 12
-
-# The extents of the mesh on three axes, which of them wrap, the box in which the job runs and the
-# one that was found last: three starts, three lengths.
-SHAPE, WRAP, BOX, FOUND = 40, 43, 46, 52
-N_CHIPS, N_ALL_HOLES, N_MESH_DOMAINS, N_UNITS, N_SLOTS, MOST_LOG, TABLE_SIZE = range(58, 65)
-N_DOMAINS = 65
-TILE, N_COLOURS = 66, 69  # the extents of a tile, and how many chips it has; 1 without tiles
-
-# Where the parts begin. Of each hole: its box as `intact_box` wants it, where its chips begin among
-# all, what it adds to a sum, flags, the number of its link or -1, where it stands among those there
-# are now or -1, its bit in `box_cuts` or 0. Of each domain: where its units begin, the useful
-# time that was saved when its chip went wrong, or `IS_RIGHT`, and whether it is a link. The domains
-# that are slow now. Of each chip: how many holes cover it, and scratch. Of each unit: how many of
-# its domains are down, its slot or -1, and a bit if it is idle.
-(
-    HOLE_BOXES,
-    HOLE_FIRST,
-    HOLE_CHIPS,
-    HOLE_EXTRA_NS,
-    HOLE_FLAGS,
-    LINK_OF,
-    HOLE_AT,
-    HOLES,
-    BIT_OF,
-    CHAINS,
-    UNIT_FIRST,
-    DOMAIN_UNITS,
-    DEAD,
-    PART,
-    QUEUE,
-    DOWN_LINKS,
-    NEIGHBORS,
-    UNIT_DOWN,
-    UNIT_SLOT,
-    SLOT_UNIT,
-    IDLE,
-    CUT_PARTS,
-    CUT_HOLES,
-    CUT_TABLES,
-    GRID,
-    PLANE,
-    LINE,
-    WRONG_SINCE,
-    BANDS,
-    IS_LINK,
-    SLOW_DOMAINS,
-) = range(70, 101)
-PARTS_BEGIN = 101
-MOST_CUT = 50  # holes up to which the largest box is found by cutting; less than the bits of a word
-N_CUT_HOLES = 6 * 68  # numbers of their places, and of one box
-N_CUT_PARTS = 4 * (6 * MOST_CUT + 7)  # numbers on its stack
-
-# Places in the second array: the rates with missing chips alone, with the slower sum as well, with
-# the checks of shares too, and with slow chips and links; what checks add to compute; the speeds of
-# slow chips and links, and what one such link adds to a sum that is planned for it, or -1 if none
-# is; the sum in the place where the job runs; compute, the sum on the full mesh, the sum in a box
-# for each set of axes that it spans; and then the log: time, phase and rate of each change.
-CHIP_RATE, SUM_RATE, CHECK_RATE, RATE, CHECK_SHARE = range(5)
-CHIP_SPEED, LINK_SPEED, SLOW_LINK_NS, SUM_NS = range(5, 9)
-COMPUTE_NS, FULL_NS, BOX_NS, LOG = 9, 10, 11, 19
-
 IS_RIGHT = 2**62
 
 # What an answer does with holes.
@@ -151,66 +53,237 @@ NOWHERE, FULL, IN_BOX, ON_MESH = range(4)
 # Bits of the flags of a hole.
 SUPPORTED, CUTS, AT_BORDER = 1, 2, 4
 
+MOST_CUT = 50  # holes up to which the largest box is found by cutting; less than the bits of a word
+_N_CUT_HOLES = 6 * 68  # numbers of their places, and of one box
+_N_CUT_PARTS = 4 * (6 * MOST_CUT + 7)  # numbers on its stack
 
-def packed(singles: Mapping[int, int], parts: Mapping[int, Sequence[int] | Ints]) -> Ints:
-    """Return one array with these single numbers and parts, and where each part begins."""
-    sizes = [len(part) for part in parts.values()]
-    state = np.zeros(PARTS_BEGIN + sum(sizes), dtype=np.int64)
-    for place, value in singles.items():
-        state[place] = value
-    begin = PARTS_BEGIN
-    for place, part in parts.items():
-        state[place] = begin
-        state[begin : begin + len(part)] = part
-        begin += len(part)
-    return state
+# What the job is doing. All of it but `spent` is 0 when a walk begins.
+_NOW = (
+    "phase",
+    "until",  # when the phase ends
+    "now",
+    "cycle_ns",  # since a checkpoint was finished
+    "unsaved_ns",  # useful time since then
+    "config",  # where the job runs
+    "chips",  # how many it runs on
+    "n_holes",
+    "n_dead",
+    "n_idle",
+    "n_slow",
+    "n_log",
+    "recheck",  # whether something came back that was not looked at yet
+    "n_touching",  # pairs of holes that lie side by side or corner to corner
+    "is_hit",  # these four are of `intact_box`
+    "came_back",
+    "none_of",
+    "bits_used",
+)
+# What an answer does, and the times of the job.
+_RULES = (
+    "on_holes",
+    "uses_spares",
+    "holes_before_spares",
+    "keeps_batch",
+    "support",
+    "detection_ns",
+    "restart_ns",
+    "recovery_ns",
+    "switch_in_ns",
+    "interval_ns",
+    "write_ns",
+    "between_failures_ns",
+)
+# How many there are of what; `n_colours` are the chips of a tile, 1 without tiles.
+_COUNTS = (
+    "n_chips",
+    "n_all_holes",
+    "n_mesh_domains",
+    "n_units",
+    "n_slots",
+    "n_domains",
+    "n_colours",
+    "most_log",
+    "table_size",
+)
+# Three numbers each: the extents of the mesh, which axes wrap, the extents of a tile.
+_ON_AXES = ("extents", "wrap", "tile")
+# Where the parts begin.
+_PARTS = (
+    "box",  # in which the job runs: three starts, three lengths
+    "found",  # the one that was found last
+    "hole_boxes",  # of each hole: its box as `intact_box` wants it
+    "hole_first",  # where its chips begin in `hole_chips`
+    "hole_chips",
+    "hole_extra_ns",  # what it adds to a sum
+    "hole_flags",
+    "link_of",  # the number of its link or -1
+    "hole_at",  # where it stands in `holes` or -1
+    "holes",  # those that there are now
+    "bit_of",  # its bit in `intact_box` or 0
+    "chains",
+    "unit_first",  # of each domain: where its units begin in `domain_units`
+    "domain_units",
+    "wrong_since",  # the useful time that was saved when its chip went wrong, or `IS_RIGHT`
+    "is_link",
+    "slow_domains",  # those that are slow now
+    "dead",  # of each chip: how many holes cover it
+    "part",
+    "queue",
+    "neighbors",
+    "down_links",  # of each link: whether it is down
+    "unit_down",  # of each unit: how many of its domains are down
+    "unit_slot",  # its slot or -1
+    "idle",  # a bit if it is idle
+    "slot_unit",
+    "cut_parts",
+    "cut_holes",
+    "cut_tables",
+    "grid",
+    "plane",
+    "line",
+    "bands",
+    "log",  # the time of each change, and the bits of the rate from then on; the last part
+)
+# How fast the job trains, next to one without failures: with missing chips alone, with the slower
+# sum as well, with checks of shares too, and with slow chips and links.
+_RATES = ("chip_rate", "sum_rate", "check_rate", "rate")
+# What checks add to compute; the speeds of slow chips and links, and what one such link adds to a
+# sum that is planned for it, or -1 if none is; compute, the sum on the full mesh, and where the job
+# runs now.
+_FIGURES = (
+    "check_share",
+    "chip_speed",
+    "link_speed",
+    "slow_link_ns",
+    "compute_ns",
+    "full_ns",
+    "sum_ns",
+)
+_WALK = np.dtype(
+    (
+        np.record,
+        [
+            ("spent", np.int64, (N_CAUSES,)),
+            *((name, np.int64) for name in (*_NOW, *_RULES, *_COUNTS, *_PARTS)),
+            *((name, np.int64, (3,)) for name in _ON_AXES),
+            *((name, np.float64) for name in (*_RATES, *_FIGURES)),
+            ("box_ns", np.float64, (8,)),  # the sum in a box for each set of axes that it spans
+        ],
+    )
+)
 
 
-def walk_array(machine: Machine, prices: "StepPrices", n_log: int) -> Ints:
-    """Return the array of `walk_arrays` for a machine."""
+@dataclass(frozen=True, eq=False)
+class WalkArrays:
+    """The record and the cells of one machine; not for two threads at the same time."""
+
+    walk: Walk
+    cells: Ints
+
+    def copy(self) -> "WalkArrays":
+        """Return arrays for another thread."""
+        return WalkArrays(self.walk.copy(), self.cells.copy())
+
+    def set_rules(self, rules: Mapping[str, int]) -> None:
+        """Let the next walk follow the rules of an answer."""
+        for name, value in rules.items():
+            self.walk[name] = value
+
+    def spent(self) -> Ints:
+        """Return where the time of the last walk went."""
+        return np.array(self.walk.spent)
+
+    def changes(self) -> tuple[Ints, Floats]:
+        """Return when the rate of the last walk changed, and to what, as far as there is room."""
+        log = self.cells[self.walk.log :].reshape(-1, 2)[: self.walk.n_log]
+        return log[:, 0], log[:, 1].copy().view(np.float64)
+
+
+def packed(
+    figures: Mapping[str, float | Sequence[float]], parts: Mapping[str, int | Ints]
+) -> WalkArrays:
+    """Return arrays with these figures and parts; of a part that is a number, so many zeros."""
+    filled = [
+        np.zeros(part, np.int64) if isinstance(part, int) else part for part in parts.values()
+    ]
+    begins = itertools.accumulate(map(len, filled[:-1]), initial=0)
+    walk: Walk = np.zeros(1, _WALK)[0]
+    for name, value in (*figures.items(), *zip(parts, begins, strict=True)):
+        walk[name] = value
+    return WalkArrays(walk, np.concatenate(filled))
+
+
+def box_parts(shape: Sequence[int], n_holes: int) -> dict[str, int]:
+    """Return the sizes of the parts that `intact_box` works with."""
+    return {
+        "found": 6,
+        "cut_parts": _N_CUT_PARTS,
+        "cut_holes": _N_CUT_HOLES,
+        "cut_tables": 6 * (max(shape) + 1),
+        "grid": 8 * math.prod(shape),
+        "plane": 4 * shape[1] * shape[2],
+        "line": 2 * shape[2],
+        **dict.fromkeys(("hole_at", "holes", "bit_of"), n_holes),
+    }
+
+
+def walk_arrays(machine: Machine, prices: "StepPrices", n_log: int) -> WalkArrays:
+    """Return the arrays for a machine; `n_log` changes of a walk are written down."""
     mesh, holes = machine.scenario.mesh, hole_arrays(machine)
     shape = padded(mesh.shape, 1)
     wraps = padded([w and n > 2 for w, n in zip(mesh.wrap, mesh.shape, strict=True)], 0)
     n_chips, n_holes, n_slots = mesh.n_chips, len(holes.boxes), machine.n_slots
+    n_domains, table_size = len(machine.kind_of), max(shape) + 1
     supported = np.array(prices.is_supported, dtype=bool)
-    flags = np.where(supported, holes.flags, holes.flags & ~SUPPORTED)
-    singles = {SHAPE + axis: extent for axis, extent in enumerate(shape)}
-    singles |= {WRAP + axis: wrap for axis, wrap in enumerate(wraps)}
-    singles |= {N_CHIPS: n_chips, N_ALL_HOLES: n_holes, N_MESH_DOMAINS: n_holes - n_slots}
-    singles |= {N_UNITS: machine.n_units, N_SLOTS: n_slots, MOST_LOG: n_log}
-    singles |= {TABLE_SIZE: max(shape) + 1, N_DOMAINS: len(machine.kind_of)}
     tile = padded(machine.scenario.job.tile, 1)
-    singles |= {TILE + axis: extent for axis, extent in enumerate(tile)}
-    singles |= {N_COLOURS: math.prod(tile)}
-    parts: dict[int, Sequence[int] | Ints] = {
-        HOLE_BOXES: holes.boxes.ravel(),
-        HOLE_FIRST: holes.first,
-        HOLE_CHIPS: holes.chips,
-        HOLE_EXTRA_NS: np.rint(prices.extra_s * 1e9).astype(np.int64),
-        HOLE_FLAGS: flags,
-        LINK_OF: holes.link_of,
-        UNIT_FIRST: machine.unit_first,
-        DOMAIN_UNITS: machine.domain_units,
-        CHAINS: np.zeros(2 * n_holes, dtype=np.int64),
-        CUT_PARTS: np.zeros(N_CUT_PARTS, dtype=np.int64),
-        CUT_HOLES: np.zeros(N_CUT_HOLES, dtype=np.int64),
-        CUT_TABLES: np.zeros(6 * (max(shape) + 1), dtype=np.int64),
-        GRID: np.zeros(8 * n_chips, dtype=np.int64),
-        PLANE: np.zeros(4 * shape[1] * shape[2], dtype=np.int64),
-        LINE: np.zeros(2 * shape[2], dtype=np.int64),
-        NEIGHBORS: neighbors(shape, wraps).ravel(),
-        DOWN_LINKS: np.zeros(3 * n_chips, dtype=np.int64),
-        SLOT_UNIT: np.zeros(n_slots, dtype=np.int64),
-        WRONG_SINCE: np.zeros(len(machine.kind_of), dtype=np.int64),
-        BANDS: np.zeros(2 * (max(shape) + 1), dtype=np.int64),
-        IS_LINK: (machine.kind_of == machine.number_of(SLOW_LINK)).astype(np.int64),
-        SLOW_DOMAINS: np.zeros(len(machine.kind_of), dtype=np.int64),
+    wrong, slow = machine.scenario.wrong, machine.scenario.slow
+    figures: dict[str, float | Sequence[float]] = {
+        "extents": shape,
+        "wrap": wraps,
+        "tile": tile,
+        "n_chips": n_chips,
+        "n_all_holes": n_holes,
+        "n_mesh_domains": n_holes - n_slots,
+        "n_units": machine.n_units,
+        "n_slots": n_slots,
+        "n_domains": n_domains,
+        "n_colours": math.prod(tile),
+        "most_log": n_log,
+        "table_size": table_size,
+        **dict.fromkeys(_RATES, 1.0),
+        "check_share": wrong.compute_share,
+        "chip_speed": slow.chip_speed,
+        "link_speed": slow.link_speed,
+        "slow_link_ns": prices.slow_link_s * NS if slow.is_known else -1.0,
+        "compute_ns": prices.compute_s * NS,
+        "full_ns": prices.full_s * NS,
+        "sum_ns": prices.full_s * NS,
+        "box_ns": [each * NS for each in prices.box_s],
     }
-    parts |= {part: np.zeros(n_holes, dtype=np.int64) for part in (HOLE_AT, HOLES, BIT_OF)}
-    parts |= {part: np.zeros(n_chips, dtype=np.int64) for part in (DEAD, PART, QUEUE)}
-    of_units = (UNIT_DOWN, UNIT_SLOT, IDLE)  # a bit for each would do for the last
-    parts |= {part: np.zeros(machine.n_units + 1, dtype=np.int64) for part in of_units}
-    return packed(singles, parts)
+    parts: dict[str, int | Ints] = {
+        **box_parts(shape, n_holes),
+        **dict.fromkeys(("dead", "part", "queue"), n_chips),
+        **dict.fromkeys(("unit_down", "unit_slot", "idle"), machine.n_units + 1),
+        "box": 6,
+        "chains": 2 * n_holes,
+        "bands": 2 * table_size,
+        "down_links": 3 * n_chips,
+        "slot_unit": n_slots,
+        "wrong_since": n_domains,
+        "slow_domains": n_domains,
+        "hole_boxes": holes.boxes.ravel(),
+        "hole_first": holes.first,
+        "hole_chips": holes.chips,
+        "hole_extra_ns": np.rint(prices.extra_s * NS).astype(np.int64),
+        "hole_flags": np.where(supported, holes.flags, holes.flags & ~SUPPORTED),
+        "link_of": holes.link_of,
+        "unit_first": machine.unit_first,
+        "domain_units": machine.domain_units,
+        "neighbors": neighbors(shape, wraps).ravel(),
+        "is_link": (machine.kind_of == machine.number_of(SLOW_LINK)).astype(np.int64),
+        "log": 2 * n_log,
+    }
+    return packed(figures, parts)
 
 
 def padded(shape: Sequence[int], fill: int) -> list[int]:
@@ -232,7 +305,7 @@ def neighbors(shape: Sequence[int], wrap: Sequence[int]) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class HoleArrays:
-    """Where each hole lies, on three axes; the fields go by the parts of `walk_arrays`."""
+    """Where each hole lies, on three axes; the fields go by the parts of the cells."""
 
     boxes: Ints
     first: Ints
