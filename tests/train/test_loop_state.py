@@ -295,6 +295,64 @@ def test_a_loop_that_changes_what_is_in_also_before_its_step_is_refused(
     assert job.step_number == at
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer, model: optimizer.state[model.bias]["momentum_buffer"].mul_(0.5),
+        lambda optimizer, model: optimizer.state.pop(model.bias),
+    ],
+)
+def test_an_optimizer_whose_state_the_loop_changes_where_that_cannot_be_undone_is_refused(
+    change: Callable[[Any, Any], object], is_before: bool
+) -> None:
+    """After a step that counts, it may."""
+    model, optimizer = made()
+    learner = TorchLearner(model, optimizer)
+
+    def turn(*, counts: bool) -> None:
+        learner.begin(Share(0, 4, 4), lambda number: None)
+        if is_before and not counts:
+            change(optimizer, model)
+        loss = model(torch.ones(4, 2)).sum()
+        loss.backward()
+        learner.gather(loss, None, is_last=False)
+        if counts:
+            learner.update()
+        else:
+            learner.undo()
+            learner.loop_state.keep()
+            if not is_before:
+                change(optimizer, model)
+        if counts:
+            optimizer.state[model.weight]["momentum_buffer"].mul_(0.5)
+        learner.end_turn(1)
+
+    turn(counts=True)
+    turn(counts=True)
+    with pytest.raises(InputError, match=r"chang\w+ the state of its SGD .* returned True, or"):
+        turn(counts=False)
+
+
+def test_a_state_that_comes_after_a_step_that_did_not_count_stays_as_it_came() -> None:
+    """It may come while the loop still evaluates in that turn."""
+
+    def chip() -> tuple[Any, TorchLearner]:
+        model, optimizer = made()
+        return model, TorchLearner(model, optimizer)
+
+    (model, learner), (theirs, other) = chip(), chip()
+    torch.nn.init.ones_(theirs.weight)
+    learner.begin(Share(0, 4, 4), lambda number: None)
+    learner.loop_state.keep()
+
+    learner.load(copy.deepcopy(other.state()))
+    torch.nn.init.zeros_(model.weight)
+    learner.end_turn(1)
+
+    assert torch.equal(model.weight, theirs.weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_chip_that_takes_the_state_of_an_optimizer_has_its_bits_whatever_their_types(
     dtype: Any,

@@ -299,7 +299,6 @@ class TorchLearner:
 
     def load(self, state: dict[str, Any]) -> None:
         """Replace these parts by those of another chip or of a checkpoint."""
-        self._forget_turn()
         like = [each.dtype for each in tensors_of(self._model.state_dict())]
         keeps_types = like == [each.dtype for each in tensors_of(state["model"])]
         self._model.load_state_dict(state["model"])
@@ -319,6 +318,7 @@ class TorchLearner:
             self._stepped.load_state_dict(state["optimizer"], keeps_types=keeps_types)
         for part, part_state in zip(self._also, state["also"], strict=True):
             part.load_state_dict(part_state)
+        self._forget_turn()
         if self._schedulers is not None:
             self._schedulers.note()
 

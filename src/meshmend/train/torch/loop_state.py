@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from meshmend.errors import InputError
 from meshmend.train.state.state_tree import map_state
-from meshmend.train.state.torch_state import TORCH
+from meshmend.train.state.torch_state import TORCH, tensors_of
 
 _STEP_IN_HOOK: Final = (
     "step it in the optimizer: optimizer.register_step_post_hook(lambda *_: scheduler.step())"
@@ -64,6 +64,7 @@ class LoopState:
         ]
         self._begun: _Settings | None = None  # None if there is nothing to undo
         self._seen: list[dict[str, str]] = []  # digests of `also` when the turn began
+        self._marks: list[list[_Mark]] = []  # of the optimizers' states, then or at `keep`
         self._is_first = True  # no turn has been looked at
         self._kept: tuple[list[dict[str, Any]], _Settings] | None = None
 
@@ -83,18 +84,27 @@ class LoopState:
 
     def begin(self) -> None:
         """Begin a turn of the loop."""
-        self._begun = self._settings()
+        self._begun, self._marks = self._settings(), self._states()
         self._seen = [_digests(part, is_whole=self._is_first) for part in self._also]
 
     def forget(self) -> None:
         """Begin a step without a turn of the loop, or go on from another state."""
         self._begun = None
+        if self._kept is not None:  # the loop has not ended its turn
+            self.keep()
 
     def check(self) -> None:
-        """Raise InputError if the loop has changed an object in `also` before `job.step`.
+        """Raise InputError if the loop has changed before `job.step` what is changed after it.
 
-        Averages are large: to copy them in each turn, so that this can be undone, would cost much.
+        That is `also` and what the optimizers keep. Both are large: to copy them in each turn, so
+        that this can be undone, would cost much.
         """
+        for name in self._changed():
+            raise InputError(
+                f"the loop over a Job must not change the state of its {name} before job.step: if "
+                "the step does not count, that is not undone; change it where job.step has returned"
+                f" True, or {_IN_HOOK}"
+            )
         for part, seen in zip(self._also, self._seen, strict=True):
             if _digests(part, is_whole=self._is_first) != seen:
                 raise InputError(
@@ -112,14 +122,24 @@ class LoopState:
     def keep(self) -> None:
         """Remember all of it: the step did not count, so what the loop does after it must not."""
         states = copy.deepcopy([part.state_dict() for part in self._also])
-        self._kept = states, self._settings()
+        self._kept, self._marks = (states, self._settings()), self._states()
         tensors = (*self._model.parameters(), *self._model.buffers())
         self._held = [(each, _copy(each)) for each in tensors]
 
     def put_back(self) -> None:
-        """Undo what the loop has changed since `keep`, if that was called in this turn."""
+        """Undo what the loop has changed since `keep`, if that was called in this turn.
+
+        Raises:
+            InputError: it has changed what an optimizer keeps, of which there is no copy.
+        """
         if self._kept is None:
             return
+        for name in self._changed():
+            raise InputError(
+                f"the loop over a Job has changed the state of its {name} after a step that did "
+                "not count, which cannot be undone; change it where job.step has returned True, or "
+                f"{_IN_HOOK}"
+            )
         states, settings = self._kept
         self._kept = None
         for part, state in zip(self._also, states, strict=True):
@@ -129,6 +149,21 @@ class LoopState:
         with torch.no_grad():
             for tensor, before in held:
                 tensor.copy_(before)
+
+    def _states(self) -> "list[list[_Mark]]":
+        """Return marks of all tensors that each optimizer keeps."""
+        return [
+            [_mark(each) for each in tensors_of([*optimizer.state.values()])]
+            for optimizer in self._optimizers
+        ]
+
+    def _changed(self) -> Iterator[str]:
+        """Yield the kinds of the optimizers whose states have changed since they were marked."""
+        for optimizer, before, now in zip(
+            self._optimizers, self._marks, self._states(), strict=True
+        ):
+            if before != now:
+                yield type(optimizer).__name__
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         for optimizer in self._optimizers:
@@ -154,6 +189,7 @@ class LoopState:
             module.set_extra_state(copy.deepcopy(count))
 
 
+_Mark = tuple[int, int]
 _Settings = tuple[list[dict[str, Any]], list[Any]]
 
 
@@ -185,7 +221,7 @@ class LoopWeights:
         self._moving = set(self._parameters)  # as far as this chip knows
         self._is_new = True
         self._before: dict[str, torch.Tensor] = {}
-        self._marks: dict[str, tuple[int, int]] = {}
+        self._marks: dict[str, _Mark] = {}
         self._lost = ""  # a weight that changed in this turn, and was not copied before
 
     @property
@@ -257,7 +293,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+def _mark(tensor: torch.Tensor) -> _Mark:
     """Return what differs when a tensor got other memory, or was written to but through `data`."""
     return tensor.data_ptr(), tensor._version
 
