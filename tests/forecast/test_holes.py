@@ -9,7 +9,8 @@ import pytest
 from forecasts import DAY_S, FREE_JOB, prices_of, scenario
 from meshmend.forecast.forecasting import year_runner
 from meshmend.forecast.intact_box import forget_box
-from meshmend.forecast.machine import Ints, machine_of
+from meshmend.forecast.machine import machine_of
+from meshmend.forecast.records import Ints
 from meshmend.forecast.scenario import RepairModel, Scenario
 from meshmend.forecast.walk import add_hole, remove_hole, usable_chips
 from meshmend.forecast.walk_arrays import GO_ON, Walk

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from meshmend.forecast.intact_box import by_cuts, by_sweep, forget_box, largest_box
-from meshmend.forecast.machine import Ints
+from meshmend.forecast.records import Ints
 from meshmend.forecast.walk import add_hole, remove_hole
-from meshmend.forecast.walk_arrays import IN_LARGEST_BOX, Walk, WalkArrays, box_parts, packed
+from meshmend.forecast.walk_arrays import IN_LARGEST_BOX, Walk, WalkArrays, box_parts, walk_of
 from meshmend.kernels import kernel
 
 Box = tuple[int, ...]
@@ -40,7 +40,7 @@ def arrays_of(shape: Box, wrap: Box, obstacles: list[list[int]]) -> WalkArrays:
         "hole_chips": 0,
         "dead": n_chips,
     }
-    return packed(figures, parts)
+    return walk_of(figures, parts)
 
 
 def found_in(arrays: WalkArrays) -> list[int]:

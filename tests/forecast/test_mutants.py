@@ -24,7 +24,8 @@ from meshmend.forecast.forecasting import (
     outages_of_year,
     year_runner,
 )
-from meshmend.forecast.machine import Ints, machine_of
+from meshmend.forecast.machine import machine_of
+from meshmend.forecast.records import Ints
 from slow_forecast import slow_totals
 
 pytestmark = pytest.mark.slow  # each mutant compiles the walk anew
@@ -144,7 +145,7 @@ def plain_walk(change: tuple[str, str] | None = None) -> Callable[..., None]:
         assert source.count(change[0]) == 1, "a mutant changes one place"
         source = source.replace(*change)
     names_of_others = (
-        r"from meshmend\.forecast\.(?!walk_arrays|machine|outages)\w+ import (\([^)]*\)|[^(\n]*)\n"
+        r"from meshmend\.forecast\.(?!walk_arrays|records|outages)\w+ import (\([^)]*\)|[^(\n]*)\n"
     )
     source = re.sub(names_of_others, "", source)
     source = re.sub(r"from meshmend\.kernels import .*\n", "", source)

@@ -16,8 +16,9 @@ from meshmend.forecast.forecasting import (
     outages_of_year,
     year_runner,
 )
-from meshmend.forecast.machine import Ints, machine_of
+from meshmend.forecast.machine import machine_of
 from meshmend.forecast.outages import fill_outages
+from meshmend.forecast.records import Ints
 from meshmend.forecast.scenario import JobModel, RepairModel
 from meshmend.forecast.walk import walk_year
 from slow_forecast import slow_totals

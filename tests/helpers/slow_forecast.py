@@ -12,7 +12,8 @@ from functools import cache
 from forecasts import prices_of
 from meshmend.forecast.forecasting import Answer, YearRunner
 from meshmend.forecast.hole_prices import StepPrices
-from meshmend.forecast.machine import Ints, Machine
+from meshmend.forecast.machine import Machine
+from meshmend.forecast.records import Ints
 from meshmend.forecast.scenario import KINDS, Scenario, Shape
 from meshmend.forecast.walk_arrays import GO_ON, WAIT
 from meshmend.topology.failures import Block, Chip, Failure, Link

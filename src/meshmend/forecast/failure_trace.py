@@ -20,7 +20,8 @@ import numpy as np
 from meshmend.errors import InputError
 from meshmend.forecast.forecasting import Answer, Forecast, replay, year_runner
 from meshmend.forecast.hole_prices import StepPrices
-from meshmend.forecast.machine import Floats, Ints, Machine
+from meshmend.forecast.machine import Machine
+from meshmend.forecast.records import Floats, Ints
 from meshmend.forecast.scenario import DAY_S, YEAR_S
 from meshmend.units import counted, format_duration
 

@@ -17,7 +17,8 @@ from meshmend.forecast.forecasting import (
     year_runner,
 )
 from meshmend.forecast.inputs import ForecastQuestion
-from meshmend.forecast.machine import Floats, Ints, machine_of
+from meshmend.forecast.machine import machine_of
+from meshmend.forecast.records import Floats, Ints
 from meshmend.forecast.sweeps import (
     MAP_FACTORS,
     Curve,

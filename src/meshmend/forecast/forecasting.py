@@ -18,17 +18,25 @@ import numpy as np
 
 from meshmend.errors import InputError
 from meshmend.forecast.hole_prices import StepPrices
-from meshmend.forecast.machine import (
-    NS,
-    Floats,
-    Ints,
-    Machine,
-    check_failures,
-    machine_of,
-    warm_up_s,
+from meshmend.forecast.machine import NS, Machine, check_failures, machine_of, warm_up_s
+from meshmend.forecast.outages import (
+    OF_KINDS,
+    TOO_MANY,
+    OutageArrays,
+    fill_outages,
+    outage_arrays,
 )
-from meshmend.forecast.outages import TOO_MANY, OutageArrays, fill_outages, outage_arrays
-from meshmend.forecast.scenario import DALY, SLOW_KINDS, SPREADS, WRONG, YEAR_S, YOUNG, Scenario
+from meshmend.forecast.records import Figures, Floats, Ints
+from meshmend.forecast.scenario import (
+    DALY,
+    KINDS,
+    SLOW_KINDS,
+    SPREADS,
+    WRONG,
+    YEAR_S,
+    YOUNG,
+    Scenario,
+)
 from meshmend.forecast.walk import walk_year
 from meshmend.forecast.walk_arrays import (
     ANY_HOLES,
@@ -215,7 +223,7 @@ class YearRunner:
 
     machine: Machine
     arrays: WalkArrays
-    outage_figures: Floats
+    outage_figures: Figures
     warm_up_ns: int
     year_ns: int
 
@@ -279,22 +287,41 @@ def year_runner(
     machine: Machine, prices: StepPrices, *, year_s: float = YEAR_S, n_log: int = 0
 ) -> YearRunner:
     """Return what runs years of this machine, each so long; `n_log` changes are written down."""
-    repair, failures = machine.scenario.repair, machine.scenario.failures
-    figures = [repair.automatic_s * NS, repair.automatic_success, repair.manual_s * NS]
-    figures += [SPREADS.index(repair.spread), repair.sigma, repair.crews, failures.burst]
-    wrong = machine.scenario.wrong
-    silent_s = wrong.silent_s(prices.compute_s * (1.0 + wrong.compute_share) + prices.full_s)
-    silent = [machine.number_of(WRONG), *(each * NS for each in silent_s)]
-    slow = machine.scenario.slow
-    slow_kinds = [number for kind in SLOW_KINDS if (number := machine.number_of(kind)) >= 0]
-    slows = [min(slow_kinds, default=math.inf), slow.lasts_s * NS]
+    checked_s = prices.compute_s * (1.0 + machine.scenario.wrong.compute_share) + prices.full_s
     return YearRunner(
         machine,
         walk_arrays(machine, prices, n_log),
-        np.array([*figures, failures.burst_window_s * NS, *silent, *slows, *machine.lives]),
+        _outage_figures(machine, checked_s),
         round(warm_up_s(machine.scenario) * NS),
         round(year_s * NS),
     )
+
+
+def _outage_figures(machine: Machine, step_s: float) -> Figures:
+    """Return the figures of failures and repairs by the fields of the record of `outages`."""
+    scenario = machine.scenario
+    repair, failures = scenario.repair, scenario.failures
+    silent_s, least_silent_s = scenario.wrong.silent_s(step_s)
+    slow_kinds = [number for kind in SLOW_KINDS if (number := machine.number_of(kind)) >= 0]
+    of_kinds = np.zeros((4, len(KINDS)))
+    if machine.lives:  # something fails
+        of_kinds[:, : len(machine.lives)] = np.transpose(machine.lives)
+    return {
+        "auto_ns": repair.automatic_s * NS,
+        "auto_success": repair.automatic_success,
+        "manual_ns": repair.manual_s * NS,
+        "spread": SPREADS.index(repair.spread),
+        "sigma": repair.sigma,
+        "crews": repair.crews,
+        "burst": failures.burst,
+        "burst_ns": failures.burst_window_s * NS,
+        "wrong_kind": machine.number_of(WRONG),
+        "silent_ns": silent_s * NS,
+        "least_silent_ns": least_silent_s * NS,
+        "first_slow_kind": min(slow_kinds, default=len(KINDS)),
+        "slow_ns": scenario.slow.lasts_s * NS,
+        **dict(zip(OF_KINDS, of_kinds.tolist(), strict=True)),
+    }
 
 
 def check_run(n_years: int, seed: int) -> None:
@@ -354,7 +381,7 @@ def outages_of_year(
     """Return arrays with the transitions of a year, larger ones if need be, and their number."""
     while True:
         horizon_ns = runner.warm_up_ns + runner.year_ns
-        n_events = fill_outages(outages.state, outages.figures, seed, year, horizon_ns)
+        n_events = fill_outages(outages.draws, outages.cells, seed, year, horizon_ns)
         if n_events != TOO_MANY:
             return outages, int(n_events)
         with_spares = outages.n_domains > len(runner.machine.domains)

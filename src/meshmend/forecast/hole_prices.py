@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from meshmend.errors import InputError, UnsupportedError
-from meshmend.forecast.machine import Floats, Machine
+from meshmend.forecast.machine import Machine
+from meshmend.forecast.records import Floats
 from meshmend.forecast.scenario import SLOW_KINDS, SLOW_LINK, Scenario
 from meshmend.planning.comparison import AUTO, compared
 from meshmend.planning.plan import plan

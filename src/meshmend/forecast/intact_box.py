@@ -21,7 +21,7 @@ Which holes are in a part is a set of bits, one for each hole. Two tables give t
 a range of an axis: the holes that end at a chip or behind it, and those that begin at it or before.
 """
 
-from meshmend.forecast.machine import Ints
+from meshmend.forecast.records import Ints
 from meshmend.forecast.walk_arrays import MOST_CUT, Walk
 from meshmend.kernels import inlined, inner_kernel, plain_kernel
 

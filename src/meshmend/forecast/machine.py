@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.forecast.records import Ints
 from meshmend.forecast.scenario import (
     DAY_S,
     KINDS,
@@ -25,8 +26,7 @@ from meshmend.forecast.scenario import (
 )
 from meshmend.topology.failures import Block, Chip, Failure, Link
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+Life = tuple[float, float, int, int]
 
 NS = 1e9  # in a second
 
@@ -55,7 +55,7 @@ class Machine:
     domains: tuple[Domain, ...]
     slots: tuple[Block, ...]
     kind_of: NDArray[np.int32]
-    lives: tuple[float, ...]
+    lives: tuple[Life, ...]
     unit_first: Ints
     domain_units: Ints
 
@@ -144,15 +144,13 @@ def _failing(scenario: Scenario) -> list[str]:
     return [kind for kind in KINDS if scenario.failures.per_1000_days.get(kind, 0.0) > 0]
 
 
-def _lives(scenario: Scenario, by_kind: Mapping[str, Sequence[Domain]]) -> Iterator[float]:
+def _lives(scenario: Scenario, by_kind: Mapping[str, Sequence[Domain]]) -> Iterator[Life]:
     """Yield what `outages` wants of each kind: scale, shape, first domain, one past the last."""
     failures, first = scenario.failures, 0
     for kind, domains in by_kind.items():
-        yield failures.mean_up_s(kind) * NS / math.gamma(1.0 + 1.0 / failures.shape)
-        yield failures.shape
-        yield first
+        scale_ns = failures.mean_up_s(kind) * NS / math.gamma(1.0 + 1.0 / failures.shape)
+        yield scale_ns, failures.shape, first, first + len(domains)
         first += len(domains)
-        yield first
 
 
 def _domains(scenario: Scenario, kind: str) -> Iterator[Domain]:

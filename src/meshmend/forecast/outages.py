@@ -23,6 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.forecast.records import Figures, Ints, packed
+from meshmend.forecast.scenario import KINDS
 from meshmend.kernels import inner_kernel, plain_kernel
 
 FIXED, EXPONENTIAL, LOGNORMAL = 0, 1, 2  # how repair times are spread around their mean
@@ -106,27 +108,43 @@ def duration(key: np.uint64, counter: int, mean: float, kind: int, sigma: float)
     return mean
 
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
 TOO_MANY = -1  # the transitions do not fit into the arrays
-
-# Single figures: those of repair, of bursts, and of wrong chips.
-AUTO_NS, AUTO_SUCCESS, MANUAL_NS, SPREAD, SIGMA, CREWS, BURST, BURST_NS = range(8)
-# Of wrong chips: the number of their kind or -1, how long they are silent, in the mean, at least.
-WRONG_KIND, SILENT_NS, LEAST_SILENT_NS = range(8, 11)
-# The number of the first kind that only gets slow, and for how long that lasts.
-FIRST_SLOW_KIND, SLOW_NS = range(11, 13)
-# Then for each kind of domain: scale and shape of its lives, its first domain, one past its last.
-SCALE_NS, SHAPE, FIRST_DOMAIN, LAST_DOMAIN = range(13, 17)
-PER_KIND = 4
-
 DOWN, UP, WRONG, SLOW, FAST = range(5)  # what a transition says of its domain
 
-# Single numbers of the array of whole numbers, and where its parts begin.
-_HEAP_SIZE, _N_OUT, _BUSY, _QUEUE_FIRST, _QUEUE_LAST, _N_DOMAINS, _MOST_OUT = range(7)
-_KIND_OF, _NEXT_FAIL, _LIVES, _QUEUE, _HEAP, OUT = range(7, 13)
-_PARTS_BEGIN = 16
+Draws = np.record
+
+# How far the year is.
+_NOW = ("heap_size", "n_out", "busy", "queue_first", "queue_last")
+_COUNTS = ("n_domains", "most_out")
+# Where the parts begin; `out` holds the transitions.
+_PARTS = ("kind_of", "next_fail", "lives", "queue", "heap", "out")
+# Numbers of kinds: that of wrong chips or -1, and the first that only gets slow.
+_SPECIAL = ("wrong_kind", "first_slow_kind")
+_FIGURES = (
+    "auto_ns",  # repair
+    "auto_success",
+    "manual_ns",
+    "spread",
+    "sigma",
+    "crews",
+    "burst",
+    "burst_ns",
+    "silent_ns",  # how long a wrong chip is silent, in the mean and at least
+    "least_silent_ns",
+    "slow_ns",  # how long something is slow
+)
+# Of each kind of domain: scale and shape of its lives, its first domain, and one past its last.
+OF_KINDS = ("life_ns", "life_shape", "first_domain", "end_domain")
+_DRAWS = np.dtype(
+    (
+        np.record,
+        [
+            *((name, np.int64) for name in (*_NOW, *_COUNTS, *_PARTS, *_SPECIAL)),
+            *((name, np.float64) for name in _FIGURES),
+            *((name, np.float64, (len(KINDS),)) for name in OF_KINDS),
+        ],
+    )
+)
 
 _DOWN = np.int64(2**62)  # as the next failure of a domain that is down or wrong
 _NEVER = np.int64(2**62 - 1)
@@ -142,233 +160,222 @@ _SILENCE = 2**40  # and from here on one for each time that it was wrong, or slo
 
 @dataclass(frozen=True, eq=False)
 class OutageArrays:
-    """The two arrays of a year: whole numbers, and the figures of the model.
+    """The record and the cells of a year."""
 
-    The part OUT of the first holds the transitions: time in ns, domain, and what happens to it.
-    """
-
-    state: Ints
-    figures: Floats
+    draws: Draws
+    cells: Ints
 
     @property
     def events(self) -> Ints:
-        """The transitions of the year, flat."""
-        return self.state[self.state[OUT] :]
+        """The transitions of the year, flat: time in ns, domain, and what happens to it."""
+        return self.cells[self.draws.out :]
 
     @property
     def n_most(self) -> int:
-        return int(self.state[_MOST_OUT])
+        return int(self.draws.most_out)
 
     @property
     def n_domains(self) -> int:
-        return int(self.state[_N_DOMAINS])
+        return int(self.draws.n_domains)
 
 
-def outage_arrays(figures: Floats, kind_of: NDArray[np.int32], n_most: int) -> OutageArrays:
+def outage_arrays(figures: Figures, kind_of: NDArray[np.int32], n_most: int) -> OutageArrays:
     """Return empty arrays for at most so many transitions."""
     n = len(kind_of)
-    sizes = {_KIND_OF: n, _NEXT_FAIL: n, _LIVES: n, _QUEUE: n, _HEAP: 3 * (n + n_most + 4)}
-    state = np.zeros(_PARTS_BEGIN + sum(sizes.values()) + 3 * n_most, dtype=np.int64)
-    begin = _PARTS_BEGIN
-    for part, size in sizes.items():
-        state[part] = begin
-        begin += size
-    state[OUT], state[_N_DOMAINS], state[_MOST_OUT] = begin, n, n_most
-    state[state[_KIND_OF] : state[_KIND_OF] + n] = kind_of
-    return OutageArrays(state, figures)
+    parts: dict[str, int | Ints] = {
+        "kind_of": kind_of.astype(np.int64),
+        **dict.fromkeys(("next_fail", "lives", "queue"), n),
+        "heap": 3 * (n + n_most + 4),
+        "out": 3 * n_most,
+    }
+    return OutageArrays(*packed(_DRAWS, {**figures, "n_domains": n, "most_out": n_most}, parts))
 
 
 @plain_kernel
-def fill_outages(state: Ints, figures: Floats, seed: int, year: int, horizon_ns: int) -> int:
+def fill_outages(draws: Draws, cells: Ints, seed: int, year: int, horizon_ns: int) -> int:
     """Fill `out` with the transitions of one year and return how many there are.
 
     Returns `TOO_MANY` if they do not fit.
     """
-    state[: _QUEUE_LAST + 1] = 0
-    for domain in range(state[_N_DOMAINS]):
-        kind = state[state[_KIND_OF] + domain]
-        state[state[_LIVES] + domain] = 0
+    draws.heap_size = draws.n_out = draws.busy = draws.queue_first = draws.queue_last = 0
+    for domain in range(draws.n_domains):
+        kind = cells[draws.kind_of + domain]
+        cells[draws.lives + domain] = 0
         key = key_of(seed, year, domain)
-        scale, shape = figures[SCALE_NS + PER_KIND * kind], figures[SHAPE + PER_KIND * kind]
+        scale, shape = draws.life_ns[kind], draws.life_shape[kind]
         life = weibull_residual(key, 0, scale, shape)
-        _fail_at(state, figures, domain, 0, life, horizon_ns)
-    first = state[_HEAP]
-    while state[_HEAP_SIZE] > 0 and state[first] < horizon_ns:
-        now, domain, what = state[first], state[first + 1], state[first + 2]
-        _pop(state)
-        full = state[_HEAP_SIZE] + 3 > state[_N_DOMAINS] + state[_MOST_OUT]
-        if full or state[_N_OUT] >= state[_MOST_OUT]:
+        _fail_at(draws, cells, domain, 0, life, horizon_ns)
+    first = draws.heap
+    while draws.heap_size > 0 and cells[first] < horizon_ns:
+        now, domain, what = cells[first], cells[first + 1], cells[first + 2]
+        _pop(draws, cells)
+        full = draws.heap_size + 3 > draws.n_domains + draws.most_out
+        if full or draws.n_out >= draws.most_out:
             return TOO_MANY
         key = key_of(seed, year, domain)
         if what == _FAIL:
-            if (
-                now == state[state[_NEXT_FAIL] + domain]
-            ):  # else a burst took it down before its time
-                if state[state[_KIND_OF] + domain] == figures[WRONG_KIND]:
-                    _go_wrong(state, figures, domain, now, key)
-                elif state[state[_KIND_OF] + domain] >= figures[FIRST_SLOW_KIND]:
-                    _slow_down(state, figures, domain, now, key)
+            if now == cells[draws.next_fail + domain]:  # else a burst took it down before its time
+                if cells[draws.kind_of + domain] == draws.wrong_kind:
+                    _go_wrong(draws, cells, domain, now, key)
+                elif cells[draws.kind_of + domain] >= draws.first_slow_kind:
+                    _slow_down(draws, cells, domain, now, key)
                 else:
-                    _fail(state, figures, domain, now, key, horizon_ns)
-                    if figures[AUTO_NS] <= 0.0:
-                        _ask_for_hand(state, figures, domain, now, seed, year)
+                    _fail(draws, cells, domain, now, key, horizon_ns)
+                    if draws.auto_ns <= 0.0:
+                        _ask_for_hand(draws, cells, domain, now, seed, year)
         elif what == _FOUND:
-            _fail(state, figures, domain, now, key, horizon_ns)
-            if figures[AUTO_NS] <= 0.0:
-                _ask_for_hand(state, figures, domain, now, seed, year)
+            _fail(draws, cells, domain, now, key, horizon_ns)
+            if draws.auto_ns <= 0.0:
+                _ask_for_hand(draws, cells, domain, now, seed, year)
         elif what == _TO_MANUAL:
-            _ask_for_hand(state, figures, domain, now, seed, year)
+            _ask_for_hand(draws, cells, domain, now, seed, year)
         else:
-            _come_up(state, figures, domain, now, key, horizon_ns, FAST if what == _FAST else UP)
+            _come_up(draws, cells, domain, now, key, horizon_ns, FAST if what == _FAST else UP)
             if what == _UP_BY_HAND:
-                _free_crew(state, figures, now, seed, year)
-    return state[_N_OUT]
+                _free_crew(draws, cells, now, seed, year)
+    return draws.n_out
 
 
 @inner_kernel
-def _go_wrong(state: Ints, figures: Floats, domain: int, now: int, key: np.uint64) -> None:
+def _go_wrong(draws: Draws, cells: Ints, domain: int, now: int, key: np.uint64) -> None:
     """Let a chip compute wrong numbers from now on, and draw when it is found."""
-    state[state[_NEXT_FAIL] + domain] = _DOWN
-    _emit(state, now, domain, WRONG)
-    silence = weibull(key, _SILENCE + state[state[_LIVES] + domain], figures[SILENT_NS], 1.0)
-    silence = max(silence, figures[LEAST_SILENT_NS])
-    _push(state, now + np.int64(min(silence, _LONGEST_NS)), domain, _FOUND)
+    cells[draws.next_fail + domain] = _DOWN
+    _emit(draws, cells, now, domain, WRONG)
+    silence = weibull(key, _SILENCE + cells[draws.lives + domain], draws.silent_ns, 1.0)
+    silence = max(silence, draws.least_silent_ns)
+    _push(draws, cells, now + np.int64(min(silence, _LONGEST_NS)), domain, _FOUND)
 
 
 @inner_kernel
-def _slow_down(state: Ints, figures: Floats, domain: int, now: int, key: np.uint64) -> None:
+def _slow_down(draws: Draws, cells: Ints, domain: int, now: int, key: np.uint64) -> None:
     """Let a domain be slow from now on, and draw for how long."""
-    state[state[_NEXT_FAIL] + domain] = _DOWN
-    _emit(state, now, domain, SLOW)
-    lasts = weibull(key, _SILENCE + state[state[_LIVES] + domain], figures[SLOW_NS], 1.0)
-    _push(state, now + np.int64(min(lasts, _LONGEST_NS)), domain, _FAST)
+    cells[draws.next_fail + domain] = _DOWN
+    _emit(draws, cells, now, domain, SLOW)
+    lasts = weibull(key, _SILENCE + cells[draws.lives + domain], draws.slow_ns, 1.0)
+    _push(draws, cells, now + np.int64(min(lasts, _LONGEST_NS)), domain, _FAST)
 
 
 @inner_kernel
 def _fail(
-    state: Ints, figures: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int
+    draws: Draws, cells: Ints, domain: int, now: int, key: np.uint64, horizon_ns: int
 ) -> None:
     """Take a domain down, begin its automatic repair, and perhaps a burst."""
-    at = _FIRST_LIFE + _PER_LIFE * state[state[_LIVES] + domain]
-    state[state[_NEXT_FAIL] + domain] = _DOWN
-    _emit(state, now, domain, DOWN)
-    if uniform(key, at + _HAS_BURST) < figures[BURST]:
-        kind = state[state[_KIND_OF] + domain]
-        first = int(figures[FIRST_DOMAIN + PER_KIND * kind])
-        n_others = int(figures[LAST_DOMAIN + PER_KIND * kind]) - first - 1
+    at = _FIRST_LIFE + _PER_LIFE * cells[draws.lives + domain]
+    cells[draws.next_fail + domain] = _DOWN
+    _emit(draws, cells, now, domain, DOWN)
+    if uniform(key, at + _HAS_BURST) < draws.burst:
+        kind = cells[draws.kind_of + domain]
+        first = int(draws.first_domain[kind])
+        n_others = int(draws.end_domain[kind]) - first - 1
         victim = first + int(uniform(key, at + _VICTIM) * n_others)
         victim += 1 if victim >= domain and n_others > 0 else 0
-        wait = weibull(key, at + _BURST_WAIT, figures[BURST_NS], 1.0)
+        wait = weibull(key, at + _BURST_WAIT, draws.burst_ns, 1.0)
         when = now + 1 + np.int64(min(wait, _LONGEST_NS))
-        if when < state[state[_NEXT_FAIL] + victim] and state[state[_NEXT_FAIL] + victim] != _DOWN:
-            _fail_at(state, figures, victim, now + 1, wait, horizon_ns)
-    if figures[AUTO_NS] > 0.0:
-        mean, spread = figures[AUTO_NS], int(figures[SPREAD])
-        time = duration(key, at + _AUTOMATIC, mean, spread, figures[SIGMA])
-        well = uniform(key, at + _SUCCESS) < figures[AUTO_SUCCESS]
+        if when < cells[draws.next_fail + victim] and cells[draws.next_fail + victim] != _DOWN:
+            _fail_at(draws, cells, victim, now + 1, wait, horizon_ns)
+    if draws.auto_ns > 0.0:
+        mean, spread = draws.auto_ns, int(draws.spread)
+        time = duration(key, at + _AUTOMATIC, mean, spread, draws.sigma)
+        well = uniform(key, at + _SUCCESS) < draws.auto_success
         when = now + np.int64(min(time, _LONGEST_NS))
-        _push(state, when, domain, _UP if well else _TO_MANUAL)
+        _push(draws, cells, when, domain, _UP if well else _TO_MANUAL)
 
 
 @inner_kernel
-def _ask_for_hand(
-    state: Ints, figures: Floats, domain: int, now: int, seed: int, year: int
-) -> None:
+def _ask_for_hand(draws: Draws, cells: Ints, domain: int, now: int, seed: int, year: int) -> None:
     """Begin the repair by hand, or put the domain into the queue for a crew."""
-    if figures[CREWS] > 0.0 and state[_BUSY] >= figures[CREWS]:
-        state[state[_QUEUE] + state[_QUEUE_LAST] % state[_N_DOMAINS]] = domain
-        state[_QUEUE_LAST] += 1
+    if draws.crews > 0.0 and draws.busy >= draws.crews:
+        cells[draws.queue + draws.queue_last % draws.n_domains] = domain
+        draws.queue_last += 1
         return
-    state[_BUSY] += 1
+    draws.busy += 1
     key = key_of(seed, year, domain)
-    at = _FIRST_LIFE + _PER_LIFE * state[state[_LIVES] + domain]
-    mean, spread = figures[MANUAL_NS], int(figures[SPREAD])
-    time = duration(key, at + _BY_HAND, mean, spread, figures[SIGMA])
-    _push(state, now + np.int64(min(time, _LONGEST_NS)), domain, _UP_BY_HAND)
+    at = _FIRST_LIFE + _PER_LIFE * cells[draws.lives + domain]
+    mean, spread = draws.manual_ns, int(draws.spread)
+    time = duration(key, at + _BY_HAND, mean, spread, draws.sigma)
+    _push(draws, cells, now + np.int64(min(time, _LONGEST_NS)), domain, _UP_BY_HAND)
 
 
 @inner_kernel
-def _free_crew(state: Ints, figures: Floats, now: int, seed: int, year: int) -> None:
+def _free_crew(draws: Draws, cells: Ints, now: int, seed: int, year: int) -> None:
     """Give the crew that has finished to the first domain of the queue."""
-    state[_BUSY] -= 1
-    if state[_QUEUE_FIRST] < state[_QUEUE_LAST]:
-        domain = state[state[_QUEUE] + state[_QUEUE_FIRST] % state[_N_DOMAINS]]
-        state[_QUEUE_FIRST] += 1
-        _ask_for_hand(state, figures, domain, now, seed, year)
+    draws.busy -= 1
+    if draws.queue_first < draws.queue_last:
+        domain = cells[draws.queue + draws.queue_first % draws.n_domains]
+        draws.queue_first += 1
+        _ask_for_hand(draws, cells, domain, now, seed, year)
 
 
 @inner_kernel
 def _come_up(
-    state: Ints, figures: Floats, domain: int, now: int, key: np.uint64, horizon_ns: int, what: int
+    draws: Draws, cells: Ints, domain: int, now: int, key: np.uint64, horizon_ns: int, what: int
 ) -> None:
     """Bring a domain up, or to its full speed, and draw its next life."""
-    _emit(state, now, domain, what)
-    at = _FIRST_LIFE + _PER_LIFE * state[state[_LIVES] + domain]
-    state[state[_LIVES] + domain] += 1
-    kind = state[state[_KIND_OF] + domain]
-    life = weibull(
-        key, at + _LIFE, figures[SCALE_NS + PER_KIND * kind], figures[SHAPE + PER_KIND * kind]
-    )
-    _fail_at(state, figures, domain, now, life, horizon_ns)
+    _emit(draws, cells, now, domain, what)
+    at = _FIRST_LIFE + _PER_LIFE * cells[draws.lives + domain]
+    cells[draws.lives + domain] += 1
+    kind = cells[draws.kind_of + domain]
+    life = weibull(key, at + _LIFE, draws.life_ns[kind], draws.life_shape[kind])
+    _fail_at(draws, cells, domain, now, life, horizon_ns)
 
 
 @inner_kernel
 def _fail_at(
-    state: Ints, figures: Floats, domain: int, now: int, life: float, horizon_ns: int
+    draws: Draws, cells: Ints, domain: int, now: int, life: float, horizon_ns: int
 ) -> None:
     """Set when a domain fails next; what lies beyond the horizon need not enter the heap."""
     when = _NEVER if life >= _LONGEST_NS else now + np.int64(life)
-    state[state[_NEXT_FAIL] + domain] = when
+    cells[draws.next_fail + domain] = when
     if when < horizon_ns:
-        _push(state, when, domain, _FAIL)
+        _push(draws, cells, when, domain, _FAIL)
 
 
 @inner_kernel
-def _emit(state: Ints, now: int, domain: int, what: int) -> None:
-    _put(state, state[OUT] + 3 * state[_N_OUT], now, domain, what)
-    state[_N_OUT] += 1
+def _emit(draws: Draws, cells: Ints, now: int, domain: int, what: int) -> None:
+    _put(draws, cells, draws.out + 3 * draws.n_out, now, domain, what)
+    draws.n_out += 1
 
 
 @inner_kernel
-def _put(state: Ints, at: int, time: int, domain: int, what: int) -> None:
-    state[at], state[at + 1], state[at + 2] = time, domain, what
+def _put(draws: Draws, cells: Ints, at: int, time: int, domain: int, what: int) -> None:
+    cells[at], cells[at + 1], cells[at + 2] = time, domain, what
 
 
 @inner_kernel
-def _is_before(state: Ints, at: int, time: int, domain: int) -> bool:
+def _is_before(draws: Draws, cells: Ints, at: int, time: int, domain: int) -> bool:
     """Whether an event of the heap comes first; of two at the same time, the lower domain does."""
-    return state[at] < time or (state[at] == time and state[at + 1] <= domain)
+    return cells[at] < time or (cells[at] == time and cells[at + 1] <= domain)
 
 
 @inner_kernel
-def _push(state: Ints, time: int, domain: int, what: int) -> None:
+def _push(draws: Draws, cells: Ints, time: int, domain: int, what: int) -> None:
     """Put an event into the heap."""
-    heap, at = state[_HEAP], state[_HEAP_SIZE]
-    state[_HEAP_SIZE] += 1
+    heap, at = draws.heap, draws.heap_size
+    draws.heap_size += 1
     while at > 0:
         above = heap + 3 * ((at - 1) // 2)
-        if _is_before(state, above, time, domain):
+        if _is_before(draws, cells, above, time, domain):
             break
-        _put(state, heap + 3 * at, state[above], state[above + 1], state[above + 2])
+        _put(draws, cells, heap + 3 * at, cells[above], cells[above + 1], cells[above + 2])
         at = (at - 1) // 2
-    _put(state, heap + 3 * at, time, domain, what)
+    _put(draws, cells, heap + 3 * at, time, domain, what)
 
 
 @inner_kernel
-def _pop(state: Ints) -> None:
+def _pop(draws: Draws, cells: Ints) -> None:
     """Take the first event out of the heap."""
-    state[_HEAP_SIZE] -= 1
-    heap, size, at = state[_HEAP], state[_HEAP_SIZE], 0
+    heap, size, at = draws.heap, draws.heap_size - 1, 0
+    draws.heap_size = size
     last = heap + 3 * size
-    time, domain, what = state[last], state[last + 1], state[last + 2]
+    time, domain, what = cells[last], cells[last + 1], cells[last + 2]
     while 2 * at + 1 < size:
         below = 2 * at + 1
         other = heap + 3 * (below + 1)
         one = heap + 3 * below
-        if below + 1 < size and _is_before(state, other, state[one], state[one + 1]):
+        if below + 1 < size and _is_before(draws, cells, other, cells[one], cells[one + 1]):
             below, one = below + 1, other
-        if not _is_before(state, one, time, domain):
+        if not _is_before(draws, cells, one, time, domain):
             break
-        _put(state, heap + 3 * at, state[one], state[one + 1], state[one + 2])
+        _put(draws, cells, heap + 3 * at, cells[one], cells[one + 1], cells[one + 2])
         at = below
-    _put(state, heap + 3 * at, time, domain, what)
+    _put(draws, cells, heap + 3 * at, time, domain, what)

@@ -5,7 +5,7 @@ better. In a band, tiles are laid as soon as there is room. This is the most til
 hold; now and then a tiling that is no such bands has one more.
 """
 
-from meshmend.forecast.machine import Ints
+from meshmend.forecast.records import Ints
 from meshmend.forecast.walk_arrays import Walk
 from meshmend.kernels import inner_kernel
 

@@ -20,8 +20,8 @@ from meshmend.forecast.intact_box import (
     note_repair,
     reaches_into,
 )
-from meshmend.forecast.machine import Ints
 from meshmend.forecast.outages import FAST, SLOW, UP, WRONG
+from meshmend.forecast.records import Ints
 from meshmend.forecast.tile_count import most_tiles
 from meshmend.forecast.walk_arrays import (
     AT_BORDER,

@@ -1,8 +1,6 @@
-"""What an answer walks through a year with: one record of single figures, and one array of parts.
+"""What an answer walks through a year with: the fields of its record, its parts, and their making.
 
-Compiled loops that pass many arrays to each other compile slowly and run slowly. So there are two
-values: `walk`, whose fields are single figures, and `cells`, which holds all parts one behind the
-other. A field that is named in `_PARTS` says where its part begins: `cells[walk.dead + chip]`.
+`walk` is the record and `cells` are the parts (`records`).
 
 A **hole** is a domain that is down, or, where spares are used, a **slot** of the mesh that no unit
 fills. A **unit** is what a spare replaces: a host, a row, a cube.
@@ -17,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.forecast.machine import NS, Floats, Ints, Machine
+from meshmend.forecast.machine import NS, Machine
+from meshmend.forecast.records import Figures, Floats, Ints, packed
 from meshmend.forecast.scenario import SLOW_LINK
 from meshmend.topology.failures import Link
 
@@ -199,18 +198,9 @@ class WalkArrays:
         return log[:, 0], log[:, 1].copy().view(np.float64)
 
 
-def packed(
-    figures: Mapping[str, float | Sequence[float]], parts: Mapping[str, int | Ints]
-) -> WalkArrays:
+def walk_of(figures: Figures, parts: Mapping[str, int | Ints]) -> WalkArrays:
     """Return arrays with these figures and parts; of a part that is a number, so many zeros."""
-    filled = [
-        np.zeros(part, np.int64) if isinstance(part, int) else part for part in parts.values()
-    ]
-    begins = itertools.accumulate(map(len, filled[:-1]), initial=0)
-    walk: Walk = np.zeros(1, _WALK)[0]
-    for name, value in (*figures.items(), *zip(parts, begins, strict=True)):
-        walk[name] = value
-    return WalkArrays(walk, np.concatenate(filled))
+    return WalkArrays(*packed(_WALK, figures, parts))
 
 
 def box_parts(shape: Sequence[int], n_holes: int) -> dict[str, int]:
@@ -237,7 +227,7 @@ def walk_arrays(machine: Machine, prices: "StepPrices", n_log: int) -> WalkArray
     supported = np.array(prices.is_supported, dtype=bool)
     tile = padded(machine.scenario.job.tile, 1)
     wrong, slow = machine.scenario.wrong, machine.scenario.slow
-    figures: dict[str, float | Sequence[float]] = {
+    figures: Figures = {
         "extents": shape,
         "wrap": wraps,
         "tile": tile,
@@ -283,7 +273,7 @@ def walk_arrays(machine: Machine, prices: "StepPrices", n_log: int) -> WalkArray
         "is_link": (machine.kind_of == machine.number_of(SLOW_LINK)).astype(np.int64),
         "log": 2 * n_log,
     }
-    return packed(figures, parts)
+    return walk_of(figures, parts)
 
 
 def padded(shape: Sequence[int], fill: int) -> list[int]:
