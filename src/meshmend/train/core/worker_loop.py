@@ -334,17 +334,21 @@ class WorkerLoop:
         """Wait for a generation later than this number, or for the end; return the news.
 
         Where a worker has a part of the state, who is told to wait says which checkpoint it can
-        read: chips with all parts may have to go back to it together.
+        read, and again when it waits for something else: chips with all parts may have to go back
+        to a checkpoint together, and one that has waited from the beginning has seen none.
         """
+        told: str | None = None
 
         def is_later(news: News) -> bool:
             return news.is_over or (news.generation is not None and news.generation.number > number)
 
-        if self._has_part:
-            news = self._coordination.await_news(lambda news: is_later(news) or bool(news.wait))
-            if not is_later(news):
-                self._coordination.tell(self._status(is_ready=False))
-        return self._coordination.await_news(is_later)
+        def is_new(news: News) -> bool:
+            return is_later(news) or (self._has_part and bool(news.wait) and news.wait != told)
+
+        while not is_later(news := self._coordination.await_news(is_new)):
+            self._coordination.tell(self._status(is_ready=False))
+            told = news.wait
+        return news
 
     def _enter(self, generation: Generation) -> bool:
         """Become an up-to-date member of a generation; return False if that fails."""
