@@ -20,7 +20,7 @@ from meshmend.planning.choose import (
     payload_class_bytes,
 )
 from meshmend.planning.comparison import compared
-from meshmend.planning.packed_trees import TreeShape, trees_of
+from meshmend.planning.packed_trees import TreeShape, packing_of, trees_of
 from meshmend.planning.pricing import price, supported_names
 from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
@@ -228,7 +228,7 @@ def test_a_choice_builds_the_same_schedule_again(mesh: Mesh, collective: Collect
 
 def test_a_choice_from_disk_has_trees_that_need_not_carry_alike() -> None:
     mesh, shape = MESHES[3], TreeShape(2, window=13)
-    packing = trees_of(mesh, shape).packing
+    packing = packing_of(mesh, shape)
     choice = Choice("trees", Pipeline(4, 0.5), shape, packing)
 
     again = decode_choice(mesh, encode_choice(choice))

@@ -17,7 +17,7 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
-from meshmend.trees.tree_packing import tree_packing
+from meshmend.trees.tree_packing import TreePacking, tree_packing
 from strategies import connected_meshes
 
 V4 = fabric("tpu-v4")
@@ -95,19 +95,20 @@ def test_a_full_torus_comes_near_the_limit(payload_bytes: float, most: float) ->
         ("16x16", "", "tpu-v5e", 1e5, 1.7),
         ("16x16", "", "tpu-v5e", 1e6, 2.1),
         ("16x16", "4x2@6,6", "tpu-v5e", 1e3, 1.12),
-        ("16x16", "4x2@6,6", "tpu-v5e", 1e6, 2.3),
+        ("16x16", "4x2@6,6", "tpu-v5e", 1e6, 2.23),
         ("4x4x4", "", "tpu-v4", 1e3, 1.12),
         ("4x4x4", "", "tpu-v4", 1e5, 1.8),
     ],
 )
-def test_short_payloads_on_tori_are_exchanged(
+def test_short_payloads_on_tori_are_exchanged_or_meet(
     shape: str, hole: str, machine: str, payload_bytes: float, most: float
 ) -> None:
     mesh = parse_mesh(shape, wrap="all", fail=hole.split())
     result = compared(mesh, fabric(machine), payload_bytes, ["auto"])
 
     assert result.earlier_ratio(result.prices[0]) <= most
-    assert result.prices[0].detail.startswith(("exchange", "flood"))
+    detail = result.prices[0].detail
+    assert detail.startswith(("exchange", "flood")) or "whose sums meet" in detail
 
 
 @pytest.mark.parametrize(("shape", "hole"), [("4x4x4", "2x2x1@0,0,0"), ("6x6", "1,1")])
@@ -202,4 +203,6 @@ def test_trees_around_a_slit_are_as_deep_as_even_loads_need() -> None:
     mesh = parse_mesh("32x32", fail=["1x24@15,2"])
     found = best_trees(mesh, fabric("reference"), 1e8)
 
-    assert found.trees.packing.max_load < 0.55
+    packing = found.trees.packing
+    assert isinstance(packing, TreePacking)
+    assert packing.max_load < 0.55

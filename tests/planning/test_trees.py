@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshmend.planning.packed_trees import TreeKind, TreeShape, trees_of
+from meshmend.planning.packed_trees import TreeKind, TreeShape, packing_of, trees_of
 from meshmend.planning.straight_finalists import straight_finalists
 from meshmend.planning.tree_finalists import finalists
 from meshmend.planning.tree_formula import (
@@ -70,7 +70,8 @@ def test_what_is_found_takes_no_longer_than_its_worst_case(
 ) -> None:
     """Even if every message waited for every other that its links carry, hop after hop."""
     found = best_trees(mesh, REFERENCE, payload_bytes)
-    packing, slices = found.trees.packing, found.pipeline.slices
+    packing = packing_of(found.trees.mesh, found.trees.shape)
+    slices = found.pipeline.slices
     load = round(packing.max_load * packing.n_trees)
     least_s = limit(mesh, REFERENCE, payload_bytes).time_s
 

@@ -94,7 +94,7 @@ def test_on_a_broken_torus_it_is_faster_than_trees_and_exchanges(
     chosen_s, *others_s = (found.time_s for found in priced)
 
     assert chosen.startswith("regions-")
-    assert chosen_s < 0.95 * min(others_s)
+    assert chosen_s < 0.985 * min(others_s)
 
 
 def test_a_ring_of_16_chips_comes_near_the_limit() -> None:

@@ -186,6 +186,7 @@ def test_payloads_that_fill_the_mesh_and_empty_ones_are_for_other_trees(
 def test_where_there_are_none_their_shape_stands_for_other_trees() -> None:
     trees = trees_of(parse_mesh("3x3"), TreeShape(2, window=40))
 
+    assert isinstance(trees.packing, TreePacking)
     assert (trees.packing.n_trees, trees.figures.load) == (2, trees.packing.most_trees_up)
 
 

@@ -22,7 +22,7 @@ from meshmend.planning.exchange_prices import (
     exchange_skew,
 )
 from meshmend.planning.least_times import least_time, optimistic_tree_s
-from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
+from meshmend.planning.packed_trees import Trees, TreeShape, packing_of, trees_of
 from meshmend.planning.pricing import TREES, Price, names_to_try, price, price_below
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.target import Question
@@ -180,10 +180,10 @@ def chosen_schedule(mesh: Mesh, choice: Choice, collective: Collective) -> Sched
 def _on_stand_in(mesh: Mesh, choice: Choice, collective: Collective) -> Schedule:
     if choice.shape is None:
         return algorithm(choice.algorithm).build(mesh, collective)
-    packing = choice.packing or trees_of(mesh, choice.shape).packing
     if collective is Collective.ALLREDUCE:
+        packing = choice.packing or trees_of(mesh, choice.shape).packing
         return Trees(mesh, choice.shape, packing).schedule
-    return owner_tree_schedule(packing, collective)
+    return owner_tree_schedule(choice.packing or packing_of(mesh, choice.shape), collective)
 
 
 def payload_class_bytes(payload_bytes: float) -> float:
@@ -228,8 +228,9 @@ def _in_order(question: Question) -> list[str]:
 
 
 def _choice_of(mesh: Mesh, best: Price) -> Choice:
-    is_quick = best.shape is None or best.shape.rooted  # quicker to make again than to keep
-    packing = None if is_quick else trees_of(mesh, best.shape).packing
+    packing = None
+    if best.shape is not None and not best.shape.is_quick:
+        packing = packing_of(mesh, best.shape)
     return Choice(best.name, best.pipeline, best.shape, packing)
 
 
@@ -267,7 +268,7 @@ def decode_choice(mesh: Mesh, content: bytes) -> Choice:
     mesh = stand_in(mesh).mesh
     stored = msgspec.json.decode(content, type=_StoredChoice)
     packing = None
-    if stored.shape is not None and not stored.shape.rooted:
+    if stored.shape is not None and not stored.shape.is_quick:
         packing = _packing(mesh, stored.parents or [], stored.weights or [])
     return Choice(algorithm(stored.algorithm).name, stored.pipeline, stored.shape, packing)
 

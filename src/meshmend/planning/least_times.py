@@ -13,7 +13,7 @@ from meshmend.planning.exchange_prices import (
     optimistic_regions_s,
 )
 from meshmend.planning.target import Question
-from meshmend.planning.tree_finalists import optimistic_s
+from meshmend.planning.tree_finalists import least_tree_hops, optimistic_s
 from meshmend.planning.tree_formula import PipelineRequest
 from meshmend.planning.two_root_prices import optimistic_two_roots_s
 from meshmend.schedule.all_to_all import straight_blocks
@@ -29,7 +29,7 @@ _NO_GAIN = 0.002  # nothing is searched for to gain less than this
 def optimistic_tree_s(question: Question) -> float:
     """Return a time that no trees were seen to beat by more than `_NO_GAIN`.
 
-    No tree takes fewer hops than up and down the radius, and none moves less than all links
+    No tree takes fewer hops than `least_tree_hops`, and none moves less than all links
     together have to. What the formula adds to that may be 15 % too much.
     """
     mesh, fabric = question.mesh, question.fabric
@@ -39,8 +39,8 @@ def optimistic_tree_s(question: Question) -> float:
     formula_s = optimistic_s(mesh, request)
     bytes_s = question.payload_bytes / fabric.link_bandwidth_bytes_per_s
     all_links_s = bytes_s * (mesh.n_live - 1) / max(1, len(mesh.links))
-    hop_s = fabric.hop_latency_s + fabric.message_overhead_s
-    hops_s = 2 * mesh_figures(mesh).radius * hop_s
+    hops, stops = least_tree_hops(mesh_figures(mesh))
+    hops_s = hops * fabric.hop_latency_s + stops * fabric.message_overhead_s
     error = _FORMULA_ERROR if mesh.n_live > _FEW_CHIPS else _FORMULA_ERROR_OF_FEW
     likely_s = all_links_s + error * max(0.0, formula_s - all_links_s)
     return max(likely_s, (1 + _NO_GAIN) * max(all_links_s, hops_s))

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from meshmend.errors import UnsupportedError
-from meshmend.planning.packed_trees import Pipelined, TreeShape, trees_of
+from meshmend.planning.packed_trees import Pipelined, TreeShape, packing_of
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import owner_tree_schedule
@@ -134,7 +134,7 @@ class FastestOwnerTrees:
 
 def owner_trees_of(mesh: Mesh, shape: TreeShape, collective: Collective) -> OwnerTrees:
     """Return the trees of a shape, hung from every owner."""
-    return OwnerTrees(mesh, shape, trees_of(mesh, shape).packing, collective)
+    return OwnerTrees(mesh, shape, packing_of(mesh, shape), collective)
 
 
 def best_owner_trees(

@@ -17,12 +17,13 @@ from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import tree_schedule
+from meshmend.schedule.trees import meeting_schedule, tree_schedule
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import Progress, Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.meeting_trees import MeetingTrees, meeting_trees
 from meshmend.trees.rooted_trees import rooted_packing
 from meshmend.trees.straight_trees import GAP
 from meshmend.trees.tree_counts import pace
@@ -79,6 +80,7 @@ class TreeKind(Enum):
     GAP_FILLING = auto()
     STRAIGHT = auto()
     ROOTED = auto()
+    MEETING = auto()
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class TreeShape:
     channel within the time of `window` hops. With a `gap` the leaves of the trees fill the gaps of
     the channels. With a seed in `straight` the branches are straight lines. `rooted` trees are made
     for owners all over the mesh, for one way or `both_ways`, and for chunks that start `at_once` or
-    one after another. With `equal` they are made as if all links were equally fast.
+    one after another. `meeting` trees have two roots each, whose sums meet. With `equal` they are
+    made as if all links were equally fast.
     """
 
     n_trees: int
@@ -102,12 +105,18 @@ class TreeShape:
     rooted: bool = False
     both_ways: bool = False
     at_once: bool = False
+    meeting: bool = False
     equal: bool = False
 
     @property
     def is_disjoint(self) -> bool:
         """Whether the shape asks for channel-disjoint trees."""
         return self.window is not None
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the trees are quicker to make again than to keep."""
+        return self.rooted or self.meeting
 
     @property
     def kind(self) -> TreeKind:
@@ -118,6 +127,8 @@ class TreeShape:
             return TreeKind.STRAIGHT
         if self.rooted:
             return TreeKind.ROOTED
+        if self.meeting:
+            return TreeKind.MEETING
         return TreeKind.BALANCED if self.gap is None else TreeKind.GAP_FILLING
 
 
@@ -126,7 +137,7 @@ class Trees(Pipelined):
     """A packing of a mesh, ready to be simulated."""
 
     shape: TreeShape
-    packing: TreePacking
+    packing: TreePacking | MeetingTrees
 
     @cached_property
     def figures(self) -> TreeFigures:
@@ -135,6 +146,10 @@ class Trees(Pipelined):
         For disjoint trees it is the load upwards only, for trees that fill gaps the pace.
         """
         packing = self.packing
+        if isinstance(packing, MeetingTrees):
+            return TreeFigures(
+                packing.n_trees, packing.hops / 2, packing.load, ROOTED_OVERLAP, packing.passed
+            )
         load: float = round(packing.max_load * packing.n_trees)
         if self.mesh.has_slow:
             up_alone = self.shape.is_disjoint
@@ -151,12 +166,17 @@ class Trees(Pipelined):
     @cached_property
     def schedule(self) -> Schedule:
         """The allreduce over the trees."""
+        if isinstance(self.packing, MeetingTrees):
+            return meeting_schedule(self.packing)
         return tree_schedule(self.packing, Collective.ALLREDUCE)
 
     @property
     def n_rows(self) -> int:
-        """How many rows the schedule has: one up and one down for each link of a tree."""
-        return 2 * self.packing.n_trees * (self.packing.n_ranks - 1)
+        """How many rows the schedule has: one up and one down for each link of a tree.
+
+        Of trees whose sums meet there are two less each way, and four from roots to gates.
+        """
+        return 2 * self.packing.n_trees * (self.packing.n_ranks - (not self.shape.meeting))
 
 
 @lru_cache(maxsize=16)
@@ -168,6 +188,8 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     """
     packing = None
     seen = with_equal_links(mesh) if shape.equal else mesh
+    if shape.meeting:
+        return Trees(mesh, shape, meeting_trees(seen, n_trees=shape.n_trees))
     if shape.rooted:
         packing = rooted_packing(
             seen,
@@ -187,6 +209,13 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     if packing is None:
         packing = tree_packing(seen, n_trees=shape.n_trees, depth_slack=shape.depth_slack)
     return Trees(mesh, shape, packing)
+
+
+def packing_of(mesh: Mesh, shape: TreeShape) -> TreePacking:
+    """Return the trees of a shape whose trees have one root each."""
+    packing = trees_of(mesh, shape).packing
+    assert isinstance(packing, TreePacking), "the sums of these trees meet"
+    return packing
 
 
 def with_equal_links(mesh: Mesh) -> Mesh:

@@ -24,7 +24,7 @@ from meshmend.planning.exchange_prices import (
 )
 from meshmend.planning.least_times import least_time, optimistic_tree_s
 from meshmend.planning.owner_search import OwnerTrees, best_owner_trees
-from meshmend.planning.packed_trees import Trees, TreeShape, trees_of
+from meshmend.planning.packed_trees import Trees, TreeShape, packing_of, trees_of
 from meshmend.planning.progress import ProgressCallback, no_progress
 from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
@@ -296,6 +296,8 @@ def _words_of(trees: Trees, pipeline: Pipeline) -> str:
     """Return what is said of trees beside their time."""
     figures = trees.figures
     words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
+    if trees.shape.meeting:
+        words = f"{figures.n_trees} trees whose sums meet, {2 * figures.depth:.0f} hops"
     if not is_simulated_whole(trees, pipeline):
         words += ", estimated from its first slices"
     return words
@@ -305,12 +307,13 @@ def price_of_choice(
     question: Question, shape: TreeShape, packing: TreePacking | None, pipeline: Pipeline
 ) -> Price:
     """Return what the trees of a choice cost, pipelined in its way."""
-    packing = packing or trees_of(question.mesh, shape).packing
+    mesh = question.mesh
     if question.collective is Collective.ALLREDUCE:
-        return price_of_trees(question, Trees(question.mesh, shape, packing), pipeline)
-    trees = OwnerTrees(question.mesh, shape, packing, question.collective)
-    simulation = trees.simulated(question.fabric, question.payload_bytes, pipeline)
-    return _price_of_hung_trees(question, trees, pipeline, figures_of(simulation), simulation)
+        trees = Trees(mesh, shape, packing or trees_of(mesh, shape).packing)
+        return price_of_trees(question, trees, pipeline)
+    hung = OwnerTrees(mesh, shape, packing or packing_of(mesh, shape), question.collective)
+    simulation = hung.simulated(question.fabric, question.payload_bytes, pipeline)
+    return _price_of_hung_trees(question, hung, pipeline, figures_of(simulation), simulation)
 
 
 def _price_of_owner_trees(

@@ -14,8 +14,8 @@ from meshmend.planning.target import Target
 from meshmend.planning.tree_formula import Pipeline, TreeFormula
 from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP
 from meshmend.schedule.priority import remaining_hops
-from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import tree_schedule, usual_tree_count
+from meshmend.schedule.table import Schedule
+from meshmend.schedule.trees import usual_tree_count
 from meshmend.simulator.network_program import program_of
 from meshmend.simulator.rules import simulate
 from meshmend.topology.graph import largest_part
@@ -49,13 +49,13 @@ def quick_plan(mesh: Mesh, target: Target) -> QuickPlan:
     Their time is that of the first slices by simulation, and of the others by formula.
     """
     trees = _quick_trees(largest_part(mesh))
-    proved = planned(mesh, tree_schedule(trees.packing, Collective.ALLREDUCE), target)
+    proved = planned(mesh, trees.schedule, target)
     return retargeted(QuickPlan(proved, trees, 0.0, is_estimate=True), target)
 
 
 def quick_schedule(mesh: Mesh) -> Schedule:
     """Return the sum over a connected mesh that `quick_plan` proves, without proof and price."""
-    return tree_schedule(_quick_trees(mesh).packing, Collective.ALLREDUCE)
+    return _quick_trees(mesh).schedule
 
 
 def _quick_trees(part: Mesh) -> Trees:

@@ -13,6 +13,7 @@ from meshmend.planning.packed_trees import TreeKind, Trees, TreeShape, trees_of
 from meshmend.planning.tree_formula import ROOTED_OVERLAP, PipelineRequest, TreeFigures
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.meeting_trees import FEWEST_RANKS
 from meshmend.trees.tree_counts import MOST_TREES, least_load, pace, tree_counts
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
@@ -38,6 +39,11 @@ _MOST_RANKS_TIMES_TREES_ON_TORI = 600_000
 _ROOTED_TREES = (32, 48, 64, 96, 128)
 _MOST_RANKS_WITH_ROOTED = 256
 _MOST_RADII_OF_DIAMETER = 1.25
+# Trees whose sums meet, where that saves hops: on tori and where an axis wraps around. Fewer suit
+# short payloads and long overheads: 4x5x4 with one such axis less four chips at 1 KB
+# (testbed-50mbit) takes 1.82, 1.91, 2.34 times the limit with 16, 32, 64; 12x16 as a torus less 3x5
+# at 607 KB takes 1.76, 1.71, 1.64.
+_MEETING_TREES = (16, 32, 64, 96)
 # Trees that come out this many times as slow as the formula hoped for trees of any depth are too
 # crowded around the middle: then the latter are packed too. A slit in 32x32: 1.97 times the limit
 # without, 1.26 with.
@@ -107,6 +113,31 @@ def rooted_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigures
             load = least_load(figures, n_trees)
             likely = TreeFigures(n_trees, figures.diameter, load, ROOTED_OVERLAP)
             yield TreeShape(n_trees, 0, rooted=True, both_ways=True, at_once=True), likely
+
+
+def meeting_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigures]]:
+    """Yield trees whose sums meet; none where that saves no hops."""
+    hops, stops = least_tree_hops(figures)
+    if hops < 2 * figures.radius:
+        for n_trees in _MEETING_TREES:
+            load = math.ceil(n_trees * figures.mesh.n_live / max(1, len(figures.mesh.links)))
+            likely = TreeFigures(n_trees, hops / 2, load, ROOTED_OVERLAP, hops - stops)
+            yield TreeShape(n_trees, meeting=True), likely
+
+
+def least_tree_hops(figures: MeshFigures) -> tuple[int, int]:
+    """Return how many hops trees take up and down at least, and how many of them end a message.
+
+    Those with one root take two radii. Those whose sums meet, on few ranks, take half a diameter to
+    the gates, without stopping, and half of the way up and down: about a radius.
+    """
+    mesh, hops = figures.mesh, figures.radius + figures.diameter // 2
+    is_tried = FEWEST_RANKS <= mesh.n_live <= _MOST_RANKS_WITH_ROOTED and any(
+        wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
+    )
+    if is_tried and hops < 2 * figures.radius:
+        return hops, figures.radius
+    return 2 * figures.radius, 2 * figures.radius
 
 
 def _may_root_anywhere(figures: MeshFigures) -> bool:
@@ -187,6 +218,7 @@ def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[T
     shapes = [
         *balanced_shapes(figures),
         *rooted_shapes(figures),
+        *meeting_shapes(figures),
         *disjoint_shapes(figures, request),
     ]
     untried = {shape: request.likely_s(likely) for shape, likely in shapes}
@@ -208,7 +240,11 @@ def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[T
 def optimistic_s(mesh: Mesh, request: PipelineRequest) -> float:
     """Return the least time that the formula hopes for, before anything is packed."""
     figures = mesh_figures(mesh)
-    shapes = (*balanced_shapes(figures), *rooted_shapes(figures))
+    shapes = (
+        *balanced_shapes(figures),
+        *rooted_shapes(figures),
+        *meeting_shapes(figures),
+    )
     hopes = [likely for _, likely in shapes]
     for _, likely in disjoint_shapes(figures, request):
         # More than four disjoint trees were found nowhere: then two of six share a channel.

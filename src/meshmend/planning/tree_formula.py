@@ -30,13 +30,15 @@ class TreeFigures:
     For disjoint trees, `load` counts only those that go up the busiest channel: data comes down
     later. For trees whose leaves fill gaps it is the pace that they need. With roots all over the
     mesh links are busy while the first slice is on its way: an `overlap` is how much of the shorter
-    of hops and bytes is then saved.
+    of hops and bytes is then saved. The `depth` of trees whose sums meet is half of their hops, of
+    which so many are `passed` without stopping.
     """
 
     n_trees: int
-    depth: int
+    depth: float
     load: float
     overlap: float = 0.0
+    passed: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ class TreeFormula:
         and down, and each hop costs latency, overhead and the slice's own bytes.
         """
         hop_s, interval_s = self._hop_and_interval_s(slices)
-        way_s, busy_s = 2 * self.figures.depth * hop_s, slices * interval_s
+        not_stopping_s = self.figures.passed * (hop_s - self.fabric.hop_latency_s)
+        way_s = 2 * self.figures.depth * hop_s - not_stopping_s
+        busy_s = slices * interval_s
         return way_s + busy_s - self.figures.overlap * min(way_s, busy_s)
 
     def best_slices(self) -> int:
@@ -93,7 +97,8 @@ class TreeFormula:
             return MOST_SLICES // 4 if self.payload_bytes and self.figures.load else 1
         tree_bytes = self.payload_bytes / self.figures.n_trees
         tree_s = tree_bytes / self.fabric.link_bandwidth_bytes_per_s
-        best = math.sqrt(2 * self.figures.depth * tree_s / overhead_s)
+        stops = 2 * self.figures.depth - self.figures.passed
+        best = math.sqrt(stops * tree_s / overhead_s)
         return max(1, min(MOST_SLICES, round(best)))
 
     def aligned_slices(self, slices: int) -> int:

@@ -27,6 +27,9 @@ each side has a root, both roots send their sums to a gate in each gap, past chi
 and the gates broadcast the total (`trees/two_root_trees.py`). A gate adds one sum to the other, and
 a sum of two is the same whichever comes first. So all chips get the same bits.
 
+**Trees whose sums meet** have two roots each, and two gates that add both sums
+(`trees/meeting_trees.py`). Sums go straight from root to gate, past chips without stopping.
+
 **`colours`** sums each colour of a tiling up trees of its own, all at the same time
 (`trees/colour_trees.py`). Each colour has an equal part of the payload. A tree also passes chips of
 other colours. Such a chip keeps what passes in the part of its payload that belongs to that colour:
@@ -59,6 +62,7 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.axis_trees import axis_tree_packing, straight_to
 from meshmend.trees.colour_trees import ColourTrees
+from meshmend.trees.meeting_trees import MeetingTrees
 from meshmend.trees.rooted_trees import rooted_chunks_each, rooted_packing
 from meshmend.trees.tree_counts import MOST_TREES, least_load, tree_counts
 from meshmend.trees.tree_packing import TreePacking, tree_packing
@@ -149,6 +153,36 @@ def _hops_below(depth: NDArray[np.int32], takers: NDArray[np.int32]) -> NDArray[
         hops = level - depth[tree, taker] + below[tree, rank]
         np.maximum.at(below, (tree, taker), hops)
     return below
+
+
+def meeting_schedule(trees: MeetingTrees) -> Schedule:
+    """Return the allreduce over trees whose sums meet.
+
+    A gate takes one root's sum when its own has left, and adds the other's.
+    """
+    tree, rank = np.nonzero(trees.up >= 0)
+    far_first = np.argsort(-trees.up_hops[tree, rank], kind="stable")
+    tree, rank = tree[far_first], rank[far_first]
+    up = Rows(rank, trees.up[tree, rank], tree, tree + 1, REDUCE)
+    tree, rank = np.nonzero(trees.down >= 0)
+    near_first = np.argsort(trees.down_hops[tree, rank], kind="stable")
+    tree, rank = tree[near_first], rank[near_first]
+    down = Rows(trees.down[tree, rank], rank, tree, tree + 1, COPY)
+    tree, gate = np.repeat(np.arange(trees.n_trees), 2), trees.gates.reshape(-1)
+    one, other = (np.repeat(trees.roots[:, side], 2) for side in (0, 1))
+    return schedule_of(
+        [
+            ("reduce up", up),
+            ("carry one sum", Rows(one, gate, tree, tree + 1, COPY)),
+            ("meet", Rows(other, gate, tree, tree + 1, REDUCE)),
+            ("broadcast down", down),
+        ],
+        algorithm="trees",
+        collective=Collective.ALLREDUCE,
+        owners=trees.gates[:, 0],
+        n_ranks=trees.n_ranks,
+        cuts=even_cuts(trees.n_trees),
+    )
 
 
 def express(mesh: Mesh, collective: Collective) -> Schedule:

@@ -63,10 +63,10 @@ def region_trees(mesh: Mesh, *, n_regions: int, n_chunks: int) -> RegionTrees:
     loads, random = np.zeros(n_ranks * n_ports, dtype=np.int32), random_state(0)
     # Counted as for trees from everywhere, regions were as often slower as faster.
     loads_at_hops = no_loads_at_hops(loads.size, most_hops=None)
-    joins = _ways(neighbors, outwards, slowness, hops_in, loads, loads_at_hops, random)
+    joins = shortest_ways(neighbors, outwards, slowness, hops_in, loads, loads_at_hops, random)
     # All chunks of a region, then those of the next, as they are handed on.
     by_region = hops_out.transpose(1, 0, 2).reshape(-1, n_ranks)
-    sources = _ways(neighbors, inwards, slowness, by_region, loads, loads_at_hops, random)
+    sources = shortest_ways(neighbors, inwards, slowness, by_region, loads, loads_at_hops, random)
     by_chunk = sources.reshape(n_regions, n_chunks, n_ranks).transpose(1, 0, 2)
     return RegionTrees(centres, joins, hops_in, by_chunk, hops_out)
 
@@ -92,7 +92,7 @@ def _drawn_centres(hops: Ranks, n_regions: int, n_chunks: int) -> Ranks:
 
 
 @kernel
-def _ways(neighbors, counters, slowness, hops, loads, loads_at_hops, random):  # type: ignore[no-untyped-def]
+def shortest_ways(neighbors, counters, slowness, hops, loads, loads_at_hops, random):  # type: ignore[no-untyped-def]
     """Return each rank's neighbour one hop nearer in each tree, and count it; -1 at zero hops."""
     parents = np.full(hops.shape, -1, dtype=np.int32)
     for tree in range(len(hops)):
