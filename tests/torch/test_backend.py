@@ -1,6 +1,7 @@
 """The c10d backend, on real processes, one per live chip of a mesh with a hole."""
 
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
@@ -423,6 +424,53 @@ def test_a_future_that_is_asked_for_late_is_complete() -> None:
     assert handle.get_future().value() is tensors
     assert handle.result() is tensors
     assert progress.finish(HANG_S)
+
+
+def test_a_caller_that_waits_runs_its_collective_itself_after_all_earlier_ones() -> None:
+    progress, may_end, ran = Progress("test"), threading.Event(), list[tuple[str, bool]]()
+
+    def noting(name: str) -> Callable[[], None]:
+        return lambda: ran.append((name, threading.current_thread() is threading.main_thread()))
+
+    def slow_to_start() -> None:
+        may_end.wait(HANG_S)
+        noting("slow")()
+
+    def fail() -> None:
+        raise InputError("no such thing")
+
+    assert progress.submit("a test", noting("alone"), [], waits=True).is_completed()
+    slow = progress.submit("a test", slow_to_start, [])
+    after = progress.submit("a test", noting("after the slow one"), [], waits=True)
+    assert not after.is_completed()
+    may_end.set()
+    slow.wait()
+    after.wait()
+    with pytest.raises(InputError, match="no such thing"):
+        progress.submit("a test", fail, [], waits=True).wait()
+
+    assert ran == [("alone", True), ("slow", False), ("after the slow one", False)]
+    assert progress.finish(HANG_S)
+
+
+def test_a_group_that_ends_waits_for_callers_that_run_their_collective() -> None:
+    progress, began, may_end = Progress("test"), threading.Event(), threading.Event()
+
+    def run() -> Callable[[], None]:
+        began.set()
+        return lambda: assert_set(may_end)
+
+    def assert_set(event: threading.Event) -> None:
+        assert event.wait(HANG_S)
+
+    caller = threading.Thread(target=partial(progress.submit, "a test", run, [], waits=True))
+    caller.start()
+    assert began.wait(HANG_S)
+
+    assert not progress.finish(0.05)
+    may_end.set()
+    assert progress.finish(HANG_S)
+    caller.join()
 
 
 def test_a_collective_of_a_group_that_was_destroyed_is_refused() -> None:

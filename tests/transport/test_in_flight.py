@@ -4,9 +4,10 @@ Ranks are threads of this process. They start runs in one order, but each at its
 """
 
 import gc
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,17 +28,19 @@ from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.spanning import tree_sum
 from meshmend.schedule.table import Collective
 from meshmend.topology.text import parse_mesh
-from meshmend.transport import event_loop
+from meshmend.transport import event_loop, in_flight
 from meshmend.transport.event_loop import empty_loop, next_run
 from meshmend.transport.in_flight import PendingRun
 from meshmend.transport.sockets import SocketTransport
 from meshmend.transport.tasks import RankProgram
-from waiting import until
+from waiting import HANG_S, until
 
 HOLE = parse_mesh("4x4", fail=["2x2@0,2"])
 SQUARE = parse_mesh("2x2")
 LINE = parse_mesh("1x3")
 Bed = tuple[list[RankProgram], list[SocketTransport]]
+
+Alarm = Callable[[Callable[[], object]], None]
 
 # What one rank does between two starts: waits for the run so many before this one (None: for none),
 # and sleeps.
@@ -367,6 +370,46 @@ def test_closing_the_transport_ends_a_run_that_nobody_waits_for_yet() -> None:
 
         with pytest.raises(StoppedError):
             run.wait()
+
+
+@pytest.fixture
+def alarm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Alarm]:
+    """Yield what calls a function in the handler of a signal, 50 ms later and then every 50 ms."""
+    monkeypatch.setattr(in_flight, "_LONGEST_INTERVAL_S", 10 * HANG_S)
+    before = signal.getsignal(signal.SIGALRM)
+
+    def call_soon(function: Callable[[], object]) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: function())
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+
+    yield call_soon
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_signals_are_handled_while_nothing_moves_and_do_not_put_off_the_end(alarm: Alarm) -> None:
+    handled: list[float] = []
+
+    with squared() as bed:
+        programs, made = bed
+        array = np.zeros(1000, dtype=np.float32)
+        task = task_for(programs[0], array)
+        alarm(lambda: handled.append(time.monotonic()))
+        with pytest.raises(StalledError):
+            made[0].run(task, array.view(np.uint8), timeout_s=1.0)
+
+    assert handled
+
+
+def test_the_handler_of_a_signal_may_close_the_transport(alarm: Alarm) -> None:
+    with squared() as bed:
+        programs, made = bed
+        array = np.zeros(1000, dtype=np.float32)
+        task = task_for(programs[0], array)
+        alarm(made[0].close)
+
+        with pytest.raises(StoppedError, match="by the handler of a signal"):
+            made[0].run(task, array.view(np.uint8), timeout_s=10 * HANG_S)
 
 
 def test_a_payload_in_flight_is_kept_alive_although_its_owner_forgets_it() -> None:

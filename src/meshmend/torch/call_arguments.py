@@ -18,14 +18,13 @@ from meshmend.transport.combine import DTYPES
 dist: Any = torch.distributed
 c10d: Any = torch.distributed.distributed_c10d
 
-# A ReduceOp compares equal to these, but has another hash.
-_OP_NAMES = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.AVG, "sum"),
-    (dist.ReduceOp.PRODUCT, "product"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.MAX, "max"),
-)
+_OP_NAMES = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "sum",
+    dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+}
 
 
 def as_list(tensors: Any) -> list[Any]:
@@ -51,7 +50,7 @@ def options_of(kind: Any, given: Any = None, timeout: timedelta | None = None) -
 
 def op_name(op: Any) -> str:
     """Return the name of an operation in `combine`, or an empty text if it has none."""
-    return next((name for known, name in _OP_NAMES if op == known), "")
+    return _OP_NAMES.get(getattr(op, "op", op), "")  # c10d wraps an operation in a ReduceOp
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -7,8 +7,7 @@ several tensors on one rank, and arguments that do not fit, which Gloo refuses.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -245,7 +244,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             self._move(kind, flat, opts)
             copy_back(tensors[0], flat)
 
-        return self._submit("broadcast", kind, run, tensors, tensors)
+        return self._submit("broadcast", kind, run, tensors, tensors, opts)
 
     @untraced
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
@@ -255,6 +254,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             return self._fallback.barrier(opts)
         self._check("barrier")
         sum_opts = options_of(dist.AllreduceOptions, None, opts.timeout)
+        sum_opts.asyncOp = opts.asyncOp
         token = torch.zeros(1, dtype=torch.uint8, device=self._transport.device_type)
         return self._all_reduce("barrier", [token], sum_opts)
 
@@ -282,7 +282,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             for part, output in zip(gathered.view(self.size(), -1), parts, strict=True):
                 output.copy_(part.view(output.shape))
 
-        return self._submit("all_gather", ALL_GATHER, run, inputs, parts)
+        return self._submit("all_gather", ALL_GATHER, run, inputs, parts, opts)
 
     @untraced
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: A002  # c10d's name
@@ -325,7 +325,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             given = torch.cat([part.reshape(-1) for part in parts])
             self._scatter(mine, given, opts)
 
-        return self._submit("reduce_scatter", REDUCE_SCATTER, run, parts, outputs)
+        return self._submit("reduce_scatter", REDUCE_SCATTER, run, parts, outputs, opts)
 
     @untraced
     def reduce_scatter_single(
@@ -377,7 +377,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             self._move(ALL_TO_ALL, flat, opts)
             output.copy_(flat.view(self.size(), -1)[places].view(output.shape))
 
-        return self._submit("all_to_all", ALL_TO_ALL, run, [input], [output])
+        return self._submit("all_to_all", ALL_TO_ALL, run, [input], [output], opts)
 
     @property
     def _plans_pairs(self) -> bool:
@@ -505,12 +505,12 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             def rest() -> None:
                 for tensor, flat, wait in zip(tensors, flats, waits, strict=True):
                     wait()
-                    average(flat, opts.reduceOp, self.size())
+                    average(flat, opts.reduceOp, self._size)
                     copy_back(tensor, flat)
 
             return rest
 
-        return self._submit(name, ALLREDUCE, start, tensors, tensors)
+        return self._submit(name, ALLREDUCE, start, tensors, tensors, opts)
 
     def _all_gather_single(self, name: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         opts = options_of(c10d.AllgatherOptions, opts)
@@ -526,7 +526,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
                 self._gather(flat, mine, opts)
                 copy_back(output, flat)
 
-        return self._submit(name, ALL_GATHER, run, inputs, outputs)
+        return self._submit(name, ALL_GATHER, run, inputs, outputs, opts)
 
     def _reduce_scatter_single(
         self, name: str, outputs: Tensors, inputs: Tensors, opts: Any
@@ -544,7 +544,7 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             for output, given in zip(outputs, copies, strict=True):
                 self._scatter(output, given.view(-1), opts)
 
-        return self._submit(name, REDUCE_SCATTER, run, inputs, outputs)
+        return self._submit(name, REDUCE_SCATTER, run, inputs, outputs, opts)
 
     def _submit(
         self,
@@ -553,8 +553,9 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
         run: Starter,
         inputs: Tensors,
         result: Tensors,
+        opts: Any,
     ) -> Any:
-        """Run a collective in the progress thread; return its handle."""
+        """Run a collective, in the progress thread unless the caller waits; return its handle."""
         self._n_submitted += 1
 
         def algorithm() -> str:
@@ -571,7 +572,9 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             return run()
 
         end_with = begin_range(name, inputs, algorithm)
-        return self._progress.submit(f"{name} on rank {self.rank()}", start, result, end_with)
+        return self._progress.submit(
+            f"{name} on rank {self._rank}", start, result, end_with, waits=not opts.asyncOp
+        )
 
     def _check(self, collective: str, *arguments: Any) -> None:
         """If the debug level is DETAIL, raise unless all ranks call this with tensors alike.
@@ -657,38 +660,38 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             timeout = self.options._timeout
         timeout_s = timeout.total_seconds()
         began, transport = time.monotonic(), self._begun_on.transport
-        with self._noted_failure(transport, began, timeout_s):
+        try:
             if self._is_aborted:
                 raise self._aborted()
             wait = transport.start(task, flat, timeout_s=timeout_s)
+        except TransportError as raised:
+            raise self._noted(raised, transport, began, timeout_s) from None
 
         def rest() -> None:
-            with self._noted_failure(transport, began, timeout_s):
+            try:
                 wait()
+            except TransportError as raised:
+                raise self._noted(raised, transport, began, timeout_s) from None
 
         return rest
 
-    @contextmanager
-    def _noted_failure(
-        self, transport: TensorTransport, began: float, timeout_s: float
-    ) -> Iterator[None]:
-        """Note the first failure; say in an error that the timeout is over, if it is."""
-        try:
-            yield
-        except TransportError as raised:
-            if transport is not self._transport:  # the group was made again meanwhile
-                raise self._aborted() from None
-            # After an abort peers leave, and seem lost.
-            error = self._aborted() if self._is_aborted else raised
-            self.failure = self.failure or error
-            if self._is_aborted or time.monotonic() - began < timeout_s:
-                raise error from None
-            # The words of Gloo, which some programs look for, and ours.
-            raise type(error)(
-                f"{error}: Timed out waiting {timeout_s * 1e3:.0f}ms: the timeout of "
-                f"{timeout_s:g} s is over",
-                error.rank,
-            ) from None
+    def _noted(
+        self, raised: TransportError, transport: TensorTransport, began: float, timeout_s: float
+    ) -> TransportError:
+        """Note the first failure; return an error that says that the timeout is over, if it is."""
+        if transport is not self._transport:  # the group was made again meanwhile
+            return self._aborted()
+        # After an abort peers leave, and seem lost.
+        error = self._aborted() if self._is_aborted else raised
+        self.failure = self.failure or error
+        if self._is_aborted or time.monotonic() - began < timeout_s:
+            return error
+        # The words of Gloo, which some programs look for, and ours.
+        return type(error)(
+            f"{error}: Timed out waiting {timeout_s * 1e3:.0f}ms: the timeout of "
+            f"{timeout_s:g} s is over",
+            error.rank,
+        )
 
     def _note_abort(self, transport: TensorTransport) -> None:
         """Let nothing begin any more, unless the group has left this transport already."""

@@ -5,6 +5,9 @@ summed while the backward pass goes on. One thread at a time starts the next col
 order in which they were submitted; then it waits for it, and another thread starts the next. So
 several are in flight. Callbacks of futures run in threads of their own: one may wait for another
 collective, whose callbacks then need a thread too, so a new one is started when all are busy.
+
+A caller that waits at once runs its collective itself, if all earlier ones have started: handing
+it to a thread and back takes more of a processor than a short sum does.
 """
 
 import os
@@ -98,8 +101,9 @@ class Handle(torch.distributed.Work):
         self._result = result
         self._completion = completion
         self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._has_run = False
+        self._gate = threading.Lock()  # held until the collective has ended
+        self._gate.acquire()
+        self._has_ended = self._has_run = False
         self._callback_thread: int | None = None
         self._error: Exception | None = None
         self._outcome: Future | None = None
@@ -112,7 +116,7 @@ class Handle(torch.distributed.Work):
             self._has_run = True
             outcome = self._outcome
         if outcome is None:
-            self._ended.set()
+            self._end()
         else:
             self._completion.run(lambda: self._complete(outcome))
 
@@ -124,7 +128,7 @@ class Handle(torch.distributed.Work):
         """
         timeout_s = timeout.total_seconds() if timeout is not None else 0.0
         is_in_callback = self._callback_thread == threading.get_ident()
-        if not is_in_callback and not self._ended.wait(timeout_s if timeout_s > 0 else None):
+        if not is_in_callback and not self._waited(timeout_s if timeout_s > 0 else -1.0):
             raise StalledError(
                 f"{self._what} is not done, but the timeout of {timeout_s:g} s is over; wait "
                 "longer, or look for the rank that did not call it"
@@ -161,15 +165,15 @@ class Handle(torch.distributed.Work):
 
     def is_completed(self) -> bool:
         """Whether the collective has ended, with or without an error."""
-        return self._ended.is_set()
+        return self._has_ended
 
     def is_success(self) -> bool:
         """Whether the collective has ended without an error."""
-        return self._ended.is_set() and self._error is None
+        return self._has_ended and self._error is None
 
     def exception(self) -> BaseException | None:
         """Wait for the end; return the error of the collective, or None."""
-        self._ended.wait()
+        self._waited(-1.0)
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -191,8 +195,18 @@ class Handle(torch.distributed.Work):
         try:
             outcome.set_result(None)
         finally:
-            self._ended.set()
+            self._end()
             self._callback_thread = None
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._gate.release()
+
+    def _waited(self, timeout_s: float) -> bool:
+        """Wait for the end, so many seconds at most, or with -1 as long as it takes."""
+        if not self._has_ended and self._gate.acquire(timeout=timeout_s):
+            self._gate.release()
+        return self._has_ended
 
 
 @cache
@@ -215,7 +229,11 @@ class Progress:
         self._completion = CompletionThreads(f"{name}-callbacks")
         self._name = name
         self._turn = threading.Lock()  # held by the thread that takes and starts the next one
+        self._starting = threading.Lock()  # held by whoever starts one: such a thread, or a caller
         self._counts = threading.Lock()
+        self._changed = threading.Condition(self._counts)
+        self._n_unstarted = 0  # of those in the queue
+        self._callers: set[int] = set()  # threads that run their collective themselves
         self._n_free = 0  # threads that wait for their turn, or have it
         self._threads: list[threading.Thread] = []
         self._process = os.getpid()  # no fork inherits the threads
@@ -228,10 +246,13 @@ class Progress:
         collective: Starter,
         result: list[torch.Tensor],
         watch: Callable[[Future], None] | None = None,
+        *,
+        waits: bool = False,
     ) -> Handle:
         """Queue a collective; return its handle, whose future is `result` once it has run.
 
-        `watch` gets that future before the collective can run.
+        `watch` gets that future before the collective can run. With `waits` the caller waits for
+        the handle next, so it may be done when this returns.
 
         Raises:
             StoppedError: nobody would run it.
@@ -242,7 +263,19 @@ class Progress:
             watch(handle.python_future())
         with self._counts:
             self.check(what)
-            self._queue.put((collective, handle))
+            runs_here = (
+                waits
+                and watch is None
+                and self._n_unstarted == 0
+                and self._starting.acquire(blocking=False)
+            )
+            if runs_here:
+                self._callers.add(threading.get_ident())
+            else:
+                self._n_unstarted += 1
+                self._queue.put((collective, handle))
+        if runs_here:
+            self._run_here(collective, handle)
         return handle
 
     def check(self, what: str) -> None:
@@ -259,10 +292,13 @@ class Progress:
 
     def finish(self, timeout_s: float) -> bool:
         """Run all submitted collectives, then end all threads; return whether they end in time."""
+        deadline = time.monotonic() + timeout_s
         with self._counts:
             self._is_over = True
             self._queue.put(None)
-        deadline = time.monotonic() + timeout_s
+            me = {threading.get_ident()}  # if this is the handler of a signal
+            if not self._changed.wait_for(lambda: not self._callers - me, timeout_s):
+                return False
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
@@ -277,6 +313,23 @@ class Progress:
 
     # In this mode, tensors made in it may be written too, and those that require gradients.
     @torch.inference_mode()
+    def _run_here(self, collective: Starter, handle: Handle) -> None:
+        """Run a collective in its caller's thread, which holds `_starting`, and complete it."""
+        try:
+            try:
+                rest, error = _started(collective)
+            finally:
+                self._starting.release()
+            if rest is not None:
+                error = _outcome(rest)
+            handle.finish(error)
+        finally:
+            with self._counts:
+                self._callers.discard(threading.get_ident())
+                if self._is_over:
+                    self._changed.notify_all()
+
+    @torch.inference_mode()
     def _work(self) -> None:
         while True:
             with self._turn:
@@ -285,7 +338,10 @@ class Progress:
                     self._queue.put(None)  # for the other threads
                     return
                 collective, handle = entry
-                rest, error = _started(collective)
+                with self._starting:
+                    rest, error = _started(collective)
+                with self._counts:
+                    self._n_unstarted -= 1
             if rest is not None:
                 error = self._finished(rest)
             handle.finish(error)
@@ -298,13 +354,10 @@ class Progress:
             if not self._n_free and len(self._threads) < _MOST_THREADS:
                 self._add_thread()
         try:
-            rest()
-        except Exception as raised:
-            return _for_other_threads(raised)
+            return _outcome(rest)
         finally:
             with self._counts:
                 self._n_free += 1
-        return None
 
 
 def _started(collective: Starter) -> tuple[Rest | None, Exception | None]:
@@ -312,6 +365,14 @@ def _started(collective: Starter) -> tuple[Rest | None, Exception | None]:
         return collective(), None
     except Exception as raised:
         return None, _for_other_threads(raised)
+
+
+def _outcome(rest: Rest) -> Exception | None:
+    try:
+        rest()
+    except Exception as raised:
+        return _for_other_threads(raised)
+    return None
 
 
 def _for_other_threads(error: Exception) -> Exception:

@@ -376,6 +376,7 @@ class SocketTensorTransport:
     ) -> None:
         self.on_abort: Callable[[], None] = lambda: None
         self._transport = transport
+        self._connected: set[int] = set()  # a connection that breaks is not made again
         self._addresses = addresses
         self._secret = secret
         # Groups of one job may have one secret, and an address may be another group's by the time
@@ -388,14 +389,20 @@ class SocketTensorTransport:
 
         A rank that cannot connect tells all others: they may wait for its call.
         """
-        peers = {peer: self._addresses[peer] for peer in task.program.peers}
+        if not self._connected.issuperset(peers := task.program.peers):
+            self._connect(peers, timeout_s)
+        raw: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+        return self._transport.start(task, raw, timeout_s=timeout_s, wakes=False).wait
+
+    def _connect(self, peers: Iterable[int], timeout_s: float) -> None:
         try:
-            self._transport.connect(peers, timeout_s=timeout_s)
+            self._transport.connect(
+                {peer: self._addresses[peer] for peer in peers}, timeout_s=timeout_s
+            )
         except PeerLostError:
             self._tell_all_of_abort()
             raise
-        raw: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
-        return self._transport.start(task, raw, timeout_s=timeout_s, wakes=False).wait
+        self._connected.update(peers)
 
     def work_done(self) -> Mapping[int, tuple[int, int]]:
         """Return for each connected rank what `liveness.work_done` says."""

@@ -123,7 +123,7 @@ N_KEY_LINES: Final = 6
 
 # Columns of `runs`, one line per slot. From PAYLOAD to STACK_AT they are addresses.
 LEFT, CALL, FINGERPRINT, CODE, N_MOVES, N_KEYS = 0, 1, 2, 3, 4, 5
-PAYLOAD, STAGING, MOVES_AT, FOLLOWING_AT, KEYS_AT, HEAP_AT, STACK_AT = 6, 7, 8, 9, 10, 11, 12
+PAYLOAD, MOVES_AT, FOLLOWING_AT, STAGING, KEYS_AT, HEAP_AT, STACK_AT = 6, 7, 8, 9, 10, 11, 12
 ENDED: Final = 13
 DONE_FD: Final = 14  # an event descriptor to write to when the run has ended, or -1
 N_RUN_COLUMNS: Final = 15
@@ -147,6 +147,7 @@ DONE, INTERRUPTED, TIMED_OUT, LOST, MISMATCH, PEER_FAILED, BAD_FRAME, BLOCKED = 
 # Found by the caller of `progress`: the peer's kernel answers nothing, or the peer is in a later
 # generation, so that what this rank waits for does not come.
 SILENT, AHEAD = 8, 9
+SIGNALLED: Final = 10  # a status of `progress`
 
 FREE, BEGUN, STAGED = 0, 1, 2  # STATE of a key: nothing read, being read, read but not yet used
 
@@ -266,7 +267,8 @@ def progress(loop, number, scratch, timeout_ms, fds):  # type: ignore[no-untyped
     block of bytes for each link; `fds` are two event descriptors. Begins the runs that were
     started, also those that are started meanwhile, when the first descriptor can be read. Returns
     INTERRUPTED at once when the second can be read. Returns TIMED_OUT when nothing moves for
-    `timeout_ms`; a second call then goes on.
+    `timeout_ms`, and SIGNALLED when a signal interrupts that, so that Python can handle it; a
+    second call then goes on.
     """
     links, numbers = loop.links, loop.numbers
     peers, n_peers = np.empty(len(links), dtype=np.int64), 0
@@ -293,6 +295,8 @@ def progress(loop, number, scratch, timeout_ms, fds):  # type: ignore[no-untyped
         n_ready = wait(waits[: n_peers + 2], timeout_ms)
         if n_ready == 0:
             return TIMED_OUT, np.int64(-1)
+        if n_ready < 0:
+            return SIGNALLED, np.int64(-1)
         if waits[1, 1] >> 16:
             return INTERRUPTED, np.int64(-1)
         if waits[0, 1] >> 16:

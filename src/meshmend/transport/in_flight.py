@@ -2,7 +2,8 @@
 
 One thread at a time drives the loop: a caller that waits for its own run, or else a thread of its
 own, which is made when a run is first started without waiting. A run that is started meanwhile
-wakes the loop. When one run fails, all fail: bytes of any of them may be half sent.
+wakes the loop. When one run fails, all fail: bytes of any of them may be half sent. While nothing
+moves, Python handles signals in the thread that drives; a handler may stop all runs.
 
 The tables of a run are made once per task, kept, and used again by later runs.
 """
@@ -21,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from meshmend.errors import InputError, TransportError
+from meshmend.errors import InputError, StoppedError, TransportError
 from meshmend.transport import event_loop
 from meshmend.transport.event_fd import clear
 from meshmend.transport.event_loop import empty_loop, progress
@@ -112,7 +113,7 @@ class RunsInFlight:
         self._tables: WeakKeyDictionary[Task, _TaskTables] = WeakKeyDictionary()
         self._pending: deque[PendingRun] = deque()  # in the order of their numbers
         self._changed = threading.Condition()  # guards what follows, and who drives
-        self._is_driven = False
+        self._driver: int | None = None  # the thread that drives
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
@@ -138,8 +139,9 @@ class RunsInFlight:
         with self._changed:
             if self._has_ended(run):
                 return
-            must_drive = not self._is_driven
-            self._is_driven = True
+            must_drive = self._driver is None
+            if must_drive:
+                self._driver = threading.get_ident()
             if not must_drive and run.event_fd < 0:  # its own caller drives it
                 self._changed.wait_for(lambda: run.is_settled)
                 return
@@ -159,12 +161,15 @@ class RunsInFlight:
     def stop(self) -> None:
         """Make all runs in flight fail with StoppedError; return when nobody drives the loop."""
         with self._changed:
-            if not self._pending and not self._is_driven:
+            if not self._pending and self._driver is None:
+                return
+            if self._driver == threading.get_ident():  # in the handler of a signal
+                self._leave(StoppedError("stopped by the handler of a signal"))
                 return
             os.eventfd_write(self._stop_fd, 1)
-            if not self._is_driven:  # nobody has waited for these runs yet
+            if self._driver is None:  # nobody has waited for these runs yet
                 self._wake_thread()
-            self._changed.wait_for(lambda: not self._pending and not self._is_driven)
+            self._changed.wait_for(lambda: not self._pending and self._driver is None)
             if self.broken is None:  # all have ended before they could be stopped
                 clear(self._stop_fd)
 
@@ -212,12 +217,12 @@ class RunsInFlight:
                 if self.broken is not None:
                     raise type(self.broken)(str(self.broken), self.broken.rank)
                 if len(self._pending) < event_loop.MOST_RUNS:
-                    must_drive = drives and not self._is_driven
+                    must_drive = drives and self._driver is None
                     run = self._enter(task, payload, timeout_s, has_event=not must_drive)
-                    if self._is_driven:
+                    if self._driver is not None:
                         os.eventfd_write(self._wake_fd, 1)
                     elif must_drive:
-                        self._is_driven = True
+                        self._driver = threading.get_ident()
                     elif wakes:
                         self._wake_thread()
                     return run, must_drive
@@ -254,11 +259,11 @@ class RunsInFlight:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._is_closed or (self._pending and not self._is_driven)
+                    lambda: self._is_closed or (self._pending and self._driver is None)
                 )
                 if self._is_closed:
                     return
-                self._is_driven = True
+                self._driver = threading.get_ident()
             self._drive(None)
 
     def _drive(self, run: PendingRun | None) -> None:
@@ -285,7 +290,9 @@ class RunsInFlight:
     def _leave(self, error: TransportError | None) -> None:
         """Stop driving; without an error the thread goes on with what is in flight."""
         with self._changed:
-            self._is_driven = False
+            if self._driver != threading.get_ident():  # a handler of a signal has stopped all runs
+                return
+            self._driver = None
             if error is not None:
                 self._fail(error)
             elif self._pending:
@@ -307,14 +314,17 @@ class RunsInFlight:
                 max(1, int(1e3 * interval_s)),
                 self._fds,
             )
-            if status != event_loop.TIMED_OUT:
+            if status == event_loop.SIGNALLED and self._driver != threading.get_ident():
+                return event_loop.DONE, -1
+            if status not in (event_loop.TIMED_OUT, event_loop.SIGNALLED):
                 return status, peer
             now = time.monotonic()
             state = self.loop.links.tobytes() + self.loop.runs.tobytes()
             if state != before:
-                before, still_since = state, now - interval_s
+                still_s = interval_s if status == event_loop.TIMED_OUT else 0.0
+                before, still_since = state, now - still_s
             if now - still_since >= timeout_s:
-                return status, peer
+                return event_loop.TIMED_OUT, -1
             if not self._link_timeout_s:
                 continue
             if (silent := self._silent_peer(watches, now)) is not None:
@@ -390,9 +400,10 @@ class _RunTables:
     staging: Bytes
 
     @cached_property
-    def addresses(self) -> tuple[int, ...]:
-        """Where the tables are in memory, in the order of the columns of `runs`."""
-        return tuple(each.ctypes.data for each in (self.keys, self.heap, self.stack))
+    def addresses(self) -> Numbers:
+        """Where they are in memory, in the order of the columns of `runs`."""
+        tables = self.staging, self.keys, self.heap, self.stack
+        return np.array([each.ctypes.data for each in tables])
 
 
 class _TaskTables:
@@ -442,8 +453,7 @@ class _TaskTables:
         """Write a run to its line of `runs` and its lines of `ports`."""
         line[:] = self._line
         line[event_loop.PAYLOAD] = payload.ctypes.data
-        line[event_loop.STAGING] = tables.staging.ctypes.data
-        line[event_loop.KEYS_AT : event_loop.STACK_AT + 1] = tables.addresses
+        line[event_loop.STAGING : event_loop.STACK_AT + 1] = tables.addresses
         ports[self.peers] = self._ports
 
 
