@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshmend import packages
 from meshmend.cli import doctor, main
 from meshmend.cli.main import run_line
 
@@ -46,7 +47,7 @@ def test_the_doctor_knows_every_extra() -> None:
         "optional-dependencies"
     ]
 
-    assert {extra for _, _, extra in doctor._EXTRAS} == set(extras) - {"dev"}
+    assert set(doctor._EXTRAS) == set(extras) - {"dev"}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,8 @@ def test_the_help_proposes_what_works_with_what_is_installed(
 def test_what_is_not_installed_is_no_fault(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(doctor, "_EXTRAS", (("Nothing", ("no-such-package",), "nothing"),))
+    monkeypatch.setattr(doctor, "_EXTRAS", {"nothing": "Nothing"})
+    monkeypatch.setattr(packages, "requires", lambda _: ["no-such-package>=1; extra=='nothing'"])
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 0.0, 0.0))
     found = states(capsys)
@@ -73,6 +75,25 @@ def test_what_is_not_installed_is_no_fault(
     assert found["load"] == "warning"
     assert run_line(["doctor"]) == 0
     assert "pip install 'meshmend[nothing]'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("needed", "state", "words"),
+    [
+        ("pytest>=3", "works", "pytest "),
+        ("pytest>=1000", "missing", "is too old, the oldest is 1000"),
+        ("pytest>=3,<4", "warning", "was tried with pytest<4,>=3 alone"),
+    ],
+)
+def test_the_doctor_compares_versions_with_those_that_are_asked_for(
+    needed: str, state: str, words: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_EXTRAS", {"any": "Any"})
+    monkeypatch.setattr(packages, "requires", lambda _: [f"{needed}; extra == 'any'", "numpy>=2"])
+
+    assert states(capsys)["Any"] == state
+    run_line(["doctor"])
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def test_without_its_packages_one_line_says_what_to_install(
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"meshmend: --framework {framework} needs {missing}, but it is not installed; install it "
-        f"with pip install 'meshmend[{extra}]'\n"
+        f"meshmend: --framework {framework} needs {missing}, but it is not installed; run: "
+        f"pip install 'meshmend[{extra}]'\n"
     )
 
 

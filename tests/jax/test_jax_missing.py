@@ -21,7 +21,7 @@ def test_without_jax_the_package_says_what_to_install() -> None:
 
     assert done.stderr == ""
     assert done.stdout == (
-        "meshmend.jax needs JAX, but it is not installed; run: pip install 'meshmend[jax]'\n"
+        "meshmend.jax needs jax, but it is not installed; run: pip install 'meshmend[jax]'\n"
     )
 
 

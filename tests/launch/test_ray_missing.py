@@ -17,5 +17,5 @@ def test_without_ray_the_module_says_what_to_install() -> None:
 
     assert done.stderr == ""
     assert done.stdout == (
-        "meshmend.launch.ray needs Ray, but it is not installed; run: pip install 'meshmend[ray]'\n"
+        "meshmend.launch.ray needs ray, but it is not installed; run: pip install 'meshmend[ray]'\n"
     )

@@ -1,4 +1,4 @@
-"""Without PyTorch, whatever needs it says in one line what to install."""
+"""Without PyTorch, or with an old one, whatever needs it says in one line what to install."""
 
 import subprocess
 
@@ -38,7 +38,7 @@ def test_commands_that_need_torch_end_with_one_line_and_code_2(line: str, words:
     [
         (
             "import meshmend.torch",
-            "meshmend.torch needs PyTorch, but it is not installed; run: pip install "
+            "meshmend.torch needs torch, but it is not installed; run: pip install "
             "'meshmend[torch]'",
         ),
         (
@@ -54,3 +54,24 @@ def test_modules_that_need_torch_say_what_to_install(statement: str, message: st
     )
 
     assert (ended.stdout, ended.stderr) == (f"{message} True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("installed", "answer"),
+    [
+        ("2.11.0+cu130", "Job needs torch 2.13 or newer, but 2.11.0+cu130 is installed; "),
+        ("2.13.0a0+git1234", ""),  # a build from sources
+        ("2.13.0+cpu", ""),
+    ],
+)
+def test_a_torch_that_is_too_old_is_refused_before_anything_is_run(
+    installed: str, answer: str
+) -> None:
+    ended = run_program(
+        f"from meshmend import packages\npackages.version = lambda name: {installed!r}\n"
+        "from meshmend.errors import InputError\ntry:\n    from meshmend.train import Job\n"
+        "except InputError as error:\n    print(error)\n"
+    )
+
+    expected = f"{answer}run: pip install 'meshmend[torch]'\n" if answer else ""
+    assert (ended.stdout, ended.stderr) == (expected, "")

@@ -14,21 +14,22 @@ from meshmend import __version__
 from meshmend.cli.console import cache_dir, print_json
 from meshmend.cli.options import JsonOption
 from meshmend.errors import MeshmendError
+from meshmend.packages import is_older, oldest_of, packages_of
 
 State = Literal["works", "missing", "warning", "broken"]
 _SIGNS: Final[dict[State, str]] = {"works": "ok", "missing": "-", "warning": "!", "broken": "NO"}
 
-# What needs packages: its name, the packages, and the extra that installs them.
-_EXTRAS: Final = (
-    ("PyTorch backend, run", ("torch",), "torch"),
-    ("train", ("torch", "scikit-learn", "pillow", "tensorboardX", "transformers"), "train"),
-    ("JAX", ("jax", "optax"), "jax"),
-    ("explore", ("starlette", "uvicorn"), "explore"),
-    ("Hugging Face Trainer", ("transformers", "accelerate", "torch"), "hf"),
-    ("Lightning", ("lightning", "torch"), "lightning"),
-    ("Ray", ("ray", "torch"), "ray"),
-    ("site of the documents", ("mkdocs",), "docs"),
-)
+# What an extra is for. `pyproject.toml` has the packages.
+_EXTRAS: Final = {
+    "torch": "PyTorch backend, run",
+    "train": "train",
+    "jax": "JAX",
+    "explore": "explore",
+    "hf": "Hugging Face Trainer",
+    "lightning": "Lightning",
+    "ray": "Ray",
+    "docs": "site of the documents",
+}
 _BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "firefox")
 _BUSY_SHARE = 0.5  # of the cores, by the load of the last minute
 
@@ -73,7 +74,7 @@ def findings() -> Iterator[Finding]:
     yield _core()
     yield _compile_cache()
     yield _plan_cache()
-    yield from (_extra(*each) for each in _EXTRAS)
+    yield from (_extra(*each) for each in _EXTRAS.items())
     yield _gpu()
     yield _namespaces()
     yield _commands("OpenMPI", ("mpirun", "mpicc"), "apt-get install openmpi-bin libopenmpi-dev")
@@ -135,16 +136,30 @@ def _is_writable(folder: Path) -> bool:
     return os.access(there, os.W_OK | os.X_OK)
 
 
-def _extra(name: str, packages: tuple[str, ...], extra: str) -> Finding:
-    there, absent = [], []
-    for package in packages:
+def _extra(extra: str, name: str) -> Finding:
+    there, absent, old, untried = [], [], [], []
+    for package in packages_of(extra):
         try:
-            there.append(f"{package} {version(package)}")
+            found = version(package.name)
         except PackageNotFoundError:
-            absent.append(package)
+            absent.append(package.name)
+            continue
+        there.append(f"{package.name} {found}")
+        if is_older(found, package):
+            old.append(f"{there[-1]} is too old, the oldest is {oldest_of(package)}")
+        elif not package.specifier.contains(found, prereleases=True):
+            untried.append(f"{package.name}{package.specifier}")
+    install = f"pip install 'meshmend[{extra}]'"
+    if old:
+        return Finding(name, "missing", "; ".join(old), install)
     if absent:
-        words = f"without {', '.join(absent)}"
-        return Finding(name, "missing", words, f"pip install 'meshmend[{extra}]'")
+        return Finding(name, "missing", f"without {', '.join(absent)}", install)
+    if untried:
+        advice = f"was tried with {', '.join(untried)} alone"
+        return Finding(name, "warning", ", ".join(there), advice)
+    if not there:
+        advice = "install meshmend, so that its packages are known"
+        return Finding(name, "warning", "meshmend runs from a folder of sources", advice)
     return Finding(name, "works", ", ".join(there))
 
 

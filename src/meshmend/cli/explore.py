@@ -23,8 +23,8 @@ from meshmend.cli.options import (
     SlowOption,
     TileOption,
     WrapOption,
-    check_installed,
     mesh_of,
+    need_web_server,
 )
 from meshmend.errors import InputError
 from meshmend.units import format_bytes, parse_bytes
@@ -140,7 +140,7 @@ def explore_command(
                 "--coordinator shows the mesh of a job; leave --mesh, --fail, --slow, --tile and "
                 "--collective out"
             )
-        check_installed("meshmend explore")
+        need_web_server("meshmend explore")
         server = _live_server(coordinator, secret_file, wrap, target, may_inject=faults)
     else:
         broken = mesh_of(mesh or "8x8", wrap, fail, slow)
@@ -148,7 +148,7 @@ def explore_command(
         if export is not None:
             _export(export, question, most, search)
             return
-        check_installed("meshmend explore")
+        need_web_server("meshmend explore")
         server = _server(question)
 
     def ready(address: str) -> None:

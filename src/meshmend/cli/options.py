@@ -18,6 +18,7 @@ import typer
 from meshmend.cli.console import note, start_json_log
 from meshmend.config import COMMANDS, LEAVES, PREFIX, Leaf, job_config, warn_of_unknown
 from meshmend.errors import InputError
+from meshmend.packages import need
 
 if TYPE_CHECKING:
     from meshmend.config import JobConfig
@@ -264,8 +265,6 @@ def with_update_rate(machine: "Fabric", update_rate: str | None, collective: str
     return machine.with_(update_bytes_per_s=parse_bandwidth(update_rate))
 
 
-_PAGE_NEEDS = ("starlette", "uvicorn")
-
 ExploreOption = Annotated[
     bool,
     typer.Option("--explore", help="Serve a live page of the job; see explore."),
@@ -288,18 +287,15 @@ def page_request(explore: bool, allow_faults: bool) -> "PageRequest | None":
         raise InputError("--allow-faults needs --explore: faults are clicked on its page")
     if not explore:
         return None
-    check_installed("--explore")
+    need_web_server("--explore")
     from meshmend.launch.job_page import PageRequest
 
     return PageRequest(lambda address: note(f"meshmend: live page {address}"), allow_faults)
 
 
-def check_installed(who: str) -> None:
+def need_web_server(who: str) -> None:
     """Raise InputError if the packages of the web server are not installed."""
-    if missing := [name for name in _PAGE_NEEDS if find_spec(name) is None]:
-        raise InputError(
-            f"{who} needs {' and '.join(missing)}; install with: pip install 'meshmend[explore]'"
-        )
+    need(who, "starlette", "uvicorn", extra="explore")
 
 
 ConfigOption = Annotated[

@@ -18,6 +18,7 @@ from meshmend.cli.options import (
     page_request,
 )
 from meshmend.errors import InputError, TerminatedError, check_choice
+from meshmend.packages import need
 from meshmend.processes import without_garbage
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from meshmend.topology.mesh import Mesh
 
 _NAMES = {"torch": "PyTorch", "jax": "JAX"}
+_FRAMEWORK_NEEDS = {"torch": (("torch",), "train"), "jax": (("jax", "optax"), "jax,train")}
 
 
 @job_command("train", defaults={"mesh.shape": "4x4"})
@@ -101,7 +103,8 @@ def train_command(
     _check_mirrors(config.sharding, begin)
     checkpoints = _checkpoints(config)
     page = page_request(explore, allow_faults)
-    _check_installed(what.framework)
+    packages, extra = _FRAMEWORK_NEEDS[what.framework]
+    need(f"--framework {what.framework}", *packages, extra=extra)
     compile_for_workers()
     from meshmend.launch.worker import compute_in_one_thread
 
@@ -140,20 +143,6 @@ def train_command(
     if result.is_refused:
         return BAD_INPUT
     return 1 if result.failure else 0
-
-
-def _check_installed(framework: str) -> None:
-    """Raise InputError if the framework is not installed."""
-    from importlib.util import find_spec
-
-    needs = {"torch": ("torch",), "jax": ("jax", "optax")}[framework]
-    extra = {"torch": "train", "jax": "jax,train"}[framework]
-    for name in needs:
-        if find_spec(name) is None:
-            raise InputError(
-                f"--framework {framework} needs {name}, but it is not installed; install it with "
-                f"pip install 'meshmend[{extra}]'"
-            )
 
 
 def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fault, ...]") -> None:

@@ -27,14 +27,9 @@ Nothing below this package imports jax. Needs the extra `jax`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from meshmend.errors import MissingPackageError
+from meshmend.packages import need
 
-try:
-    import jax  # noqa: F401
-except ModuleNotFoundError:
-    raise MissingPackageError(
-        "meshmend.jax needs JAX, but it is not installed; run: pip install 'meshmend[jax]'"
-    ) from None
+need("meshmend.jax", "jax", extra="jax")
 
 if TYPE_CHECKING:
     from meshmend.jax.collectives import (

@@ -31,14 +31,11 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from meshmend.errors import InputError, JobFailedError, MeshmendError
+from meshmend.packages import need
 
-try:
-    import ray
-except ModuleNotFoundError:
-    raise InputError(
-        "meshmend.launch.ray needs Ray, but it is not installed; run: pip install 'meshmend[ray]'"
-    ) from None
+need("meshmend.launch.ray", "ray", extra="ray")
 
+import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

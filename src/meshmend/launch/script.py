@@ -39,6 +39,7 @@ from meshmend.launch.worker import (
     torchrun_variables,
 )
 from meshmend.membership.events import TimedEvent
+from meshmend.packages import need
 from meshmend.planning.catalogue import prepare
 from meshmend.planning.environment import Environment
 from meshmend.planning.settings import settings_of
@@ -59,11 +60,12 @@ _PRELOAD = ("torch._dynamo.utils", "torch.distributed.rpc", *_BACKEND)
 
 def check_torch_installed() -> None:
     """Raise InputError if PyTorch, which the scripts of a job import, is not installed."""
-    if find_spec("torch") is None:
-        raise InputError(
-            "meshmend run needs torch, but it is not installed; install it with pip install "
-            "'meshmend[torch]', or use --elastic with a loop over a JaxJob"
-        )
+    need(
+        "meshmend run",
+        "torch",
+        extra="torch",
+        otherwise=", or use --elastic with a loop over a JaxJob",
+    )
 
 
 def run_job(config: JobConfig, script: Script, *, n_threads: int = 1) -> int:

@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from meshmend.errors import InputError, MissingPackageError
+from meshmend.errors import InputError
+from meshmend.packages import need
 
-try:
-    import torch.distributed
-except ModuleNotFoundError:
-    raise MissingPackageError(
-        "meshmend.torch needs PyTorch, but it is not installed; run: pip install 'meshmend[torch]'"
-    ) from None
+need("meshmend.torch", "torch", extra="torch")
+
+import torch.distributed
 
 from meshmend.config import COORDINATOR, TRANSPORT
 from meshmend.torch.other_libraries import accept_everywhere

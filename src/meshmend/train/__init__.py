@@ -7,10 +7,9 @@ All are imported on first use: a coordinator imports neither framework, a JAX jo
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from meshmend.errors import MissingPackageError
+from meshmend.packages import need
 
 if TYPE_CHECKING:
     from meshmend.train.jax.job import JaxJob
@@ -39,12 +38,8 @@ _NEEDS = {
 
 def __getattr__(name: str) -> Any:
     extra, packages = _NEEDS.get(name, ("", ()))
-    for package in packages:
-        if find_spec(package) is None:
-            raise MissingPackageError(
-                f"{name} needs {package}, but it is not installed; run: pip install "
-                f"'meshmend[{extra}]'"
-            )
+    if packages:
+        need(name, *packages, extra=extra)
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

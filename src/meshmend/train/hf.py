@@ -20,16 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshmend.errors import InputError
+from meshmend.packages import need
 
-try:
-    import transformers
-except ModuleNotFoundError as error:
-    raise InputError(
-        f"meshmend.train.hf needs {error.name}, but it is not installed; run: pip install "
-        "'meshmend[hf]'"
-    ) from None
+need("meshmend.train.hf", "transformers", "accelerate", "torch", extra="hf")
 
 import torch
+import transformers
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 

@@ -16,15 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from meshmend.errors import InputError
+from meshmend.packages import need
 
-try:
-    from lightning.pytorch.strategies import SingleDeviceStrategy
-except ModuleNotFoundError as error:
-    raise InputError(
-        f"meshmend.train.lightning needs {(error.name or '').partition('.')[0]}, but it is not "
-        "installed; run: pip install 'meshmend[lightning]'"
-    ) from None
+need("meshmend.train.lightning", "lightning", "torch", extra="lightning")
 
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.call import (
     _call_callbacks_load_state_dict,
     _call_callbacks_state_dict,

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import InputError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.lab.testbed.names import CHIP_INTERFACE
+from meshmend.packages import need
 from meshmend.planning.catalogue import ONE_HOST_RING, default_slices, is_one_host_ring
 from meshmend.planning.choose import choose, chosen_schedule
 from meshmend.planning.pricing import price
@@ -243,13 +243,8 @@ def import_torch() -> None:
     Raises:
         InputError: torch is not installed.
     """
-    try:
-        import torch.distributed  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "--compare gloo needs torch, but it is not installed; run: pip install "
-            "'meshmend[torch]'"
-        ) from None
+    need("--compare gloo", "torch", extra="torch")
+    import torch.distributed  # noqa: F401
 
 
 def planned(
