@@ -43,3 +43,28 @@ def test_nothing_is_frozen_at_the_end_of_a_process() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     assert ended.stdout == "True\n0\n", ended.stderr
+
+
+def test_a_low_limit_of_open_files_is_raised_as_far_as_is_needed_or_refused() -> None:
+    program = (
+        "import resource\n"
+        "from meshmend.errors import InputError\n"
+        "from meshmend.processes import allow_open_files\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (150, 1000))\n"
+        "for n in (20, 400, 30, 900):\n"
+        "    try:\n"
+        "        allow_open_files(n, 'who')\n"
+        "    except InputError as error:\n"
+        "        print(error)\n"
+        "    print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stdout.splitlines() == [
+        "150 1000",
+        "528 1000",
+        "528 1000",
+        "who needs 1028 open files, but this machine allows a process 1000; raise its hard limit "
+        "(ulimit -Hn, or LimitNOFILE of a service)",
+        "528 1000",
+    ]

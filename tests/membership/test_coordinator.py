@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from msgspec import msgpack, structs
 
+from forked_script import run_program
 from meshmend.config import Timing
 from meshmend.errors import ChannelError, RefusedError
 from meshmend.lab.testbed.bed import Testbed
@@ -750,3 +751,45 @@ def test_a_caller_whom_a_coordinator_admits_while_it_ends_is_hung_up_on() -> Non
     with caller:
         caller.settimeout(HANG_S)
         assert caller.recv(1) == b""
+
+
+LIMITED = """
+import resource, socket, time
+from meshmend.membership.coordinator_server import CoordinatorServer
+from meshmend.membership.job import JobSpec
+from meshmend.topology.mesh import Mesh
+from meshmend.transport.handshake import ConnectRequest, Deadline, dial
+from meshmend.transport.listener import listening
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, MOST))
+server = CoordinatorServer(listening("127.0.0.1"), b"ours", JobSpec("ours", Mesh((16, 16)), (1, 1)))
+"""
+
+
+def test_all_chips_may_call_in_one_moment_also_where_few_files_may_be_open() -> None:
+    program = LIMITED.replace("MOST", "most") + (
+        "address = server._listener.address\n"
+        "callers = [socket.create_connection(address) for _ in range(255)]\n"
+        "for caller in callers:\n"
+        "    caller.sendall(b'mesh')  # the beginning of a hello\n"
+        "deadline = Deadline(time.monotonic() + 60)\n"
+        "dial(address, b'ours', ConnectRequest(1, 0xFFFFFFFF), deadline)  # the last\n"
+        "def is_open(caller):\n"
+        "    try:\n"
+        "        return caller.recv(1, socket.MSG_DONTWAIT) != b''\n"
+        "    except BlockingIOError:\n"
+        "        return True\n"
+        "print(sum(map(is_open, callers)))\n"
+    )
+    done = run_program(program)
+
+    assert (done.stdout, done.stderr) == ("255\n", "")
+
+
+def test_a_coordinator_of_more_chips_than_files_that_may_be_open_is_refused() -> None:
+    done = run_program(LIMITED.replace("MOST", "200"))
+
+    assert done.stderr.splitlines()[-1].endswith(
+        "a coordinator of 256 chips needs 640 open files, but this machine allows a process 200; "
+        "raise its hard limit (ulimit -Hn, or LimitNOFILE of a service)"
+    )

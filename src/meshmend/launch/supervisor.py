@@ -33,11 +33,13 @@ from typing import IO, Final
 
 from meshmend.launch.termination import unhurried
 from meshmend.launch.worker import Pipes, Place, end_openmp_threads, work
+from meshmend.processes import allow_open_files
 from meshmend.topology.failures import format_chip
 from meshmend.transport.pacing import Backoff
 
 SIGNAL_BASE: Final = 128
 
+_FILES_PER_PROCESS: Final = 4  # three pipes and a handle
 _TERMINATION_S: Final = 3.0  # from SIGTERM to SIGKILL
 _RAN_LONG_S: Final = 30.0  # a process that has run for so long was all right
 _READ_BYTES: Final = 1 << 16  # what a pipe holds
@@ -417,6 +419,10 @@ class Supervisor:
     def _add(self, process: Child) -> Child:
         self._processes.append(process)
         self.watch(process.pidfd, lambda: self._reap(process))
+        n = len(self._processes)
+        allow_open_files(
+            _FILES_PER_PROCESS * n, f"a launcher that has started {n} of its processes"
+        )
         return process
 
     def _read(self, process: Child, fd: int, read: Callable[[], bool]) -> None:

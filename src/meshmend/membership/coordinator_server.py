@@ -24,6 +24,7 @@ from meshmend.membership.messages import (
     received_messages,
 )
 from meshmend.membership.record_file import RecordFile, RecordSaver, load_history
+from meshmend.processes import allow_open_files
 from meshmend.topology.failures import Chip
 from meshmend.transport.channel import Channel
 from meshmend.transport.event_fd import clear
@@ -65,11 +66,14 @@ class CoordinatorServer:
         restarted: bool = False,
         on_event: Callable[[float, Event], None] = lambda clock, event: None,
     ) -> None:
+        n_chips = spec.mesh.n_chips
+        # Chips that call again may do so before the kernel has told that they hung up.
+        allow_open_files(2 * n_chips, f"a coordinator of {n_chips} chips")
         self._record_file = record_file
         on_disk = RecordFile(record_file) if record_file else None
         self._saver = RecordSaver(on_disk.save if on_disk else lambda record: None)
         self._link_timeout_s = spec.timing.link_timeout_s
-        self._longest_bytes = _LONGEST_BYTES + _BYTES_PER_CHIP * spec.mesh.n_chips
+        self._longest_bytes = _LONGEST_BYTES + _BYTES_PER_CHIP * n_chips
         history = load_history(record_file, spec.job) if record_file else None
         if history is not None and not history.is_new:
             history.is_restarted = restarted
@@ -99,7 +103,7 @@ class CoordinatorServer:
             COORDINATOR,
             name="the coordinator",
             admit=self._admit,
-            n_expected=spec.mesh.n_chips,
+            n_expected=n_chips,
         )
 
     def serve(self) -> None:

@@ -86,7 +86,8 @@ class Listener:
 
     `admit` may refuse with a HandshakeError and must not block. `name` is the name of this
     end in the log, `rank` the number under which callers ask for it. `beside` is a second socket to
-    listen on. `n_expected`: so many may call in the same moment, and none of them is cut off.
+    listen on. `n_expected`: so many may call in the same moment, and none of them is cut off; the
+    process must be allowed as many open files.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class Listener:
 
 def _most_pending(n_expected: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(max(_MOST_PENDING, n_expected), soft // _SHARE_OF_DESCRIPTORS))
+    return max(1, n_expected, min(_MOST_PENDING, soft // _SHARE_OF_DESCRIPTORS))
 
 
 def listening(bind: str, port: int = 0) -> socket.socket:
