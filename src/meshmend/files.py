@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Final
 from uuid import uuid4
 
 DRAFT: Final = ".part"  # ends the names of files that are being written
@@ -26,13 +26,15 @@ def write_whole(file: Path, content: Content, *, is_durable: bool = True) -> Non
     power failure once this function has returned.
 
     Raises:
-        OSError: it could not be written, whatever exception `content` made of that; the file before
-            it is still there, and no draft is left.
+        OSError: it could not be written; the file before it is still there, and no draft is left.
     """
     draft = file.with_name(f".{file.name}.{uuid4().hex}{DRAFT}")
     try:
         with draft.open("xb") as stream:
-            _write(stream, content)
+            if callable(content):
+                content(stream)
+            else:
+                stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             if is_durable:
                 os.fsync(stream.fileno())
@@ -61,43 +63,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def why_unwritten(error: Exception) -> str:
+def why_unwritten(error: OSError) -> str:
     """Return in words why something could not be written."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error) or type(error).__name__
-    return f"{type(error).__name__}: {error}"
-
-
-def _write(stream: BinaryIO, content: Content) -> None:
-    if isinstance(content, str | bytes):
-        stream.write(content.encode() if isinstance(content, str) else content)
-        return
-    watched = _Watched(stream)
-    try:
-        content(cast(BinaryIO, watched))
-    except Exception:
-        if watched.error is not None:  # torch.save makes a RuntimeError of a full disk
-            raise watched.error from None
-        raise
-
-
-class _Watched:
-    """A stream that remembers the error of a write, which a library may turn into another."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self._stream.write(data)
-        except OSError as error:
-            self.error = self.error or error
-            raise
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self.error = self.error or error
-            raise
+    return error.strerror or str(error) or type(error).__name__
