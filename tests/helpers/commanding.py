@@ -20,6 +20,7 @@ from meshmend.planning.plan import plan
 from meshmend.processes import without_garbage
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.event_loop import load_event_loop
+from planners import make_no_plans_ahead
 from process_tree import with_descendants
 from waiting import until
 
@@ -83,8 +84,11 @@ class Command:
 
 
 @contextmanager
-def commands(folder: Path) -> Iterator[Callable[..., Command]]:
-    """Yield what starts a command by a name of its own; none is left at the end."""
+def commands(folder: Path, *, plan_ahead: bool = False) -> Iterator[Callable[..., Command]]:
+    """Yield what starts a command by a name of its own; none is left at the end.
+
+    Only with `plan_ahead` do jobs plan for what may fail next.
+    """
     _import_all()
     began: list[Command] = []
 
@@ -92,6 +96,8 @@ def commands(folder: Path) -> Iterator[Callable[..., Command]]:
         end_openmp_threads()  # a test may have computed in several threads
         pid = os.fork()
         if pid == 0:
+            if not plan_ahead:
+                make_no_plans_ahead()
             _become(folder / name, [str(part) for part in arguments], environment)
         began.append(Command(pid, folder, name))
         return began[-1]

@@ -281,8 +281,10 @@ def main() -> None:
     from meshmend.membership.events import TimedEvent, event_line
     from meshmend.train.data.audit import audit
     from meshmend.transport.codec import plain
+    from planners import make_no_plans_ahead
 
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    make_no_plans_ahead()
     gate = Gate(folder / "gate", *options.get("gate", (None, [])))
     make = jax_job if options.get("framework") == "jax" else torch_job
     body, sums = make(folder, options, gate)

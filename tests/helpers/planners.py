@@ -1,4 +1,4 @@
-"""The processes that plan ahead, as the kernel lists them."""
+"""The processes that plan ahead, as the kernel lists them, and jobs that start none."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,6 +6,19 @@ from pathlib import Path
 from meshmend.planning.ahead_process import MODULE
 
 PLANNING_S = 300.0  # what a process of the lowest priority may need on a busy machine
+
+
+def make_no_plans_ahead() -> None:
+    """Let this process, and those that it forks, start no process that plans ahead.
+
+    It imports the planner and plans for losses that most jobs of tests never have: that costs more
+    than the job. Those jobs run quick plans after a loss.
+    """
+    from meshmend.launch.elastic import JobProcesses
+    from meshmend.train.core.host_planner import HostPlanner
+
+    for planner in (JobProcesses, HostPlanner):
+        planner.plan_ahead = lambda *_: None  # type: ignore[method-assign]
 
 
 def planners_of(pid: int) -> list[int]:

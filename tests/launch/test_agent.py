@@ -24,12 +24,12 @@ from meshmend.train.state.checkpoint import complete_steps
 
 # Each worker writes its process number into a file. Half-way it waits for the gate.
 SCRIPT = training_script(
-    "batch=int(sys.argv[2]), steps=200, saving=Saving(folder / 'checkpoints', every=1000)",
+    "batch=int(sys.argv[2]), steps=40, saving=Saving(folder / 'checkpoints', every=1000)",
     """
     written = folder / f".{name}"  # who reads the file finds all of it
     written.write_text(str(os.getpid()))
     written.rename(folder / name)
-    while job.step_number == 100 and not (folder / "gate").exists():
+    while job.step_number == 20 and not (folder / "gate").exists():
         time.sleep(0.02)
     """,
     first="""
@@ -91,7 +91,7 @@ def test_workers_that_are_killed_are_started_again_and_the_agents_end_with_the_j
     assert coordinator.end() == 0
     assert "the worker of chip (1, 1) ended: killed by SIGKILL; it is started" in agents[1].err
     found = audit(job.folder / "run" / "ledger")
-    assert (found.steps, found.lost, found.repeated, found.faults) == (200, 0, 0, ())
+    assert (found.steps, found.lost, found.repeated, found.faults) == (40, 0, 0, ())
     lines = agents[1].out.splitlines()
     assert (lines[0], lines[-1]) == ("meshmend-agent alive", "meshmend-agent ended 0")
 
@@ -114,7 +114,7 @@ def test_the_coordinator_of_several_hosts_writes_events_and_a_report(job: TwoHos
     assert coordinator.end() == 0
     assert f"the report of the run is {run / 'report.html'}" in coordinator.err
     found = training_run((run / "events.jsonl").read_text().splitlines(keepends=True))
-    assert found.n_done == 200
+    assert found.n_done == 40
     assert found.chips == (4, 3, 4)
     assert [(each.fault, each.is_repair) for each in found.faults] == [
         ("chip (1, 1) is gone", False),
@@ -122,7 +122,7 @@ def test_the_coordinator_of_several_hosts_writes_events_and_a_report(job: TwoHos
     ]
     assert all(each.is_recovered for each in found.faults)
     assert (found.samples.lost, found.samples.repeated) == (0, 0)
-    assert found.samples.used == 200 * 16
+    assert found.samples.used == 40 * 16
     assert "chip (1, 1) is gone" in (run / "report.html").read_text()
 
 
@@ -132,7 +132,7 @@ def test_a_coordinator_that_is_ended_writes_the_report_so_far(job: TwoHosts) -> 
     job.agent("left", "2x1@0,0")
     job.agent("right", "2x1@0,1")
     job.worker("0,0", 0)
-    until(lambda: '"step":100' in (run / "events.jsonl").read_text())
+    until(lambda: '"step":20' in (run / "events.jsonl").read_text())
 
     coordinator.signal(signal.SIGTERM)
 
@@ -259,7 +259,7 @@ def test_a_job_that_is_restarted_as_a_whole_begins_again_if_it_has_no_checkpoint
     assert again.end() == 0
     assert "going back to step 0" in again.err
     found = audit(job.folder / "run" / "ledger")
-    assert (found.steps, found.lost, found.repeated, found.faults) == (200, 0, 0, ())
+    assert (found.steps, found.lost, found.repeated, found.faults) == (40, 0, 0, ())
     assert found.redone >= 20
 
 

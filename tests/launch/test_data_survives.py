@@ -13,8 +13,8 @@ from waiting import until
 
 pytest.importorskip("torch")
 
-KILLS = ["kill 0,1 at 10", "repair 0,1 at 20", "kill 1,0 at 45 in reduce", "repair 1,0 at 50"]
-BACK = (25, [("generation", 3), ("arrived", None)])  # the first is back before the second dies
+KILLS = ["kill 0,1 at 6", "repair 0,1 at 12", "kill 1,0 at 20 in reduce", "repair 1,0 at 24"]
+BACK = (16, [("generation", 3), ("arrived", None)])  # the first is back before the second dies
 
 
 def check_all_samples_used_once(result: dict[str, Any], *, steps: int) -> None:
@@ -35,11 +35,11 @@ def test_a_job_with_loader_workers_and_kills_sees_the_samples_of_one_chip_withou
     tmp_path: Path, kind: str, alone: str
 ) -> None:
     """The random noise of each sample is the same too, or the losses would differ."""
-    undisturbed = elastic(tmp_path / "alone", mesh="1x1", steps=60, data=alone)
+    undisturbed = elastic(tmp_path / "alone", mesh="1x1", steps=30, data=alone)
 
-    result = elastic(tmp_path / "mesh", mesh="2x2", steps=60, data=kind, inject=KILLS, gate=BACK)
+    result = elastic(tmp_path / "mesh", mesh="2x2", steps=30, data=kind, inject=KILLS, gate=BACK)
 
-    check_all_samples_used_once(result, steps=60)
+    check_all_samples_used_once(result, steps=30)
     check_same_losses(result, undisturbed)
     assert min(result["chips"]) == 3
 

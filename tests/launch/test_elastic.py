@@ -433,7 +433,7 @@ def test_a_chip_that_fails_before_the_first_step_is_not_waited_for_but_that_is_n
 def test_plans_for_the_loss_of_a_board_are_made_once_it_is_known_what_is_summed(
     script: Path, tmp_path: Path
 ) -> None:
-    with commands(tmp_path) as start:
+    with commands(tmp_path, plan_ahead=True) as start:
         options = ("--mesh", "1x4", "--run-dir", tmp_path / "run")
         ran = start("run", "run", "--elastic", *options, script, "plans")
 

@@ -90,7 +90,7 @@ class OnLoopback:
         self,
         chip: str,
         *arguments: str,
-        n_steps: int = 200,
+        n_steps: int = 60,
         pause_s: float = 0.01,
         keeps: bool = True,
         **environment: str,
@@ -110,6 +110,12 @@ def job(tmp_path: Path, script: Path) -> Iterator[OnLoopback]:
         yield OnLoopback(start, script)
 
 
+@pytest.fixture
+def planned_job(tmp_path: Path, script: Path) -> Iterator[OnLoopback]:
+    with commands(tmp_path, plan_ahead=True) as start:
+        yield OnLoopback(start, script)
+
+
 def test_a_job_outlives_its_coordinator_and_a_worker(job: OnLoopback) -> None:
     """The coordinator is killed and comes back, then a worker is killed and comes back.
 
@@ -120,7 +126,7 @@ def test_a_job_outlives_its_coordinator_and_a_worker(job: OnLoopback) -> None:
     until(lambda: "all 4 chips have finished step 1," in first.err, why=lambda: first.err)
     first.signal(signal.SIGKILL)
     assert first.end() == -signal.SIGKILL
-    until(lambda: audit(job.run_dir / "ledger").steps == 100, why=lambda: first.err)
+    until(lambda: audit(job.run_dir / "ledger").steps == 30, why=lambda: first.err)
     second = job.coordinator()
     until(lambda: "connected, 4 of 4" in second.err, why=lambda: second.err)
     workers["0,1"].signal(signal.SIGKILL)
@@ -133,25 +139,25 @@ def test_a_job_outlives_its_coordinator_and_a_worker(job: OnLoopback) -> None:
     assert [worker.end() for worker in living] == [0] * 4, [worker.err for worker in living]
     assert second.end() == 0
     assert len({worker.out for worker in living}) == 1
-    assert living[0].out.startswith("finished 200 ")
+    assert living[0].out.startswith("finished 60 ")
     assert second.err.splitlines()[-1] == "meshmend: all workers have finished"
     assert re.findall(r": (\d) chips from", second.err)[-1] == "4"
     assert re.search(
         r"all \d chips have finished step \d+, [\d.]+ m?s after the first chip left", second.err
     )
     found = audit(job.run_dir / "ledger")
-    assert (found.steps, found.used, found.lost, found.repeated) == (200, 3200, 0, 0)
+    assert (found.steps, found.used, found.lost, found.repeated) == (60, 960, 0, 0)
     assert found.hashed > 0
     assert not found.split
 
 
 @pytest.mark.slow  # the lowest priority waits for all other tests
 def test_the_first_worker_of_a_host_plans_ahead_and_the_next_when_it_is_killed(
-    job: OnLoopback,
+    planned_job: OnLoopback,
 ) -> None:
-    coordinator = job.coordinator()
+    coordinator = planned_job.coordinator()
     slow: dict[str, Any] = {"n_steps": 240, "pause_s": 0.5}
-    workers = {chip: job.worker(chip, **slow) for chip in ("0,0", "0,1", "1,0", "1,1")}
+    workers = {chip: planned_job.worker(chip, **slow) for chip in ("0,0", "0,1", "1,0", "1,1")}
     seen: dict[str, set[int]] = {chip: set() for chip in workers}
 
     def n_seen(chip: str) -> int:
@@ -167,12 +173,12 @@ def test_the_first_worker_of_a_host_plans_ahead_and_the_next_when_it_is_killed(
     workers["0,0"].signal(signal.SIGKILL)
     assert workers.pop("0,0").end() == -signal.SIGKILL
     until(lambda: n_seen("0,1") > 0, why=told)
-    workers["0,0"] = job.worker("0,0", **slow)
+    workers["0,0"] = planned_job.worker("0,0", **slow)
     until(lambda: n_seen("0,0") > 1, why=told)
-    plans = job.run_dir / "plans"
+    plans = planned_job.run_dir / "plans"
     until(lambda: len(list(plans.glob("*.json"))) >= 5, why=told)
     until(lambda: not any(map(is_running, seen["0,1"])), why=told)
-    job.gate.touch()
+    planned_job.gate.touch()
 
     assert [worker.end() for worker in workers.values()] == [0] * 4, told()
     assert coordinator.end() == 0
@@ -183,12 +189,12 @@ def test_the_first_worker_of_a_host_plans_ahead_and_the_next_when_it_is_killed(
 
 @pytest.mark.slow  # the lowest priority waits for all other tests
 def test_without_a_run_folder_plans_are_in_a_folder_of_the_host_while_the_job_runs(
-    job: OnLoopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned_job: OnLoopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    coordinator = job.coordinator()
-    workers = [job.worker(chip, keeps=False) for chip in ("0,0", "0,1", "1,0", "1,1")]
+    coordinator = planned_job.coordinator()
+    workers = [planned_job.worker(chip, keeps=False) for chip in ("0,0", "0,1", "1,0", "1,1")]
 
     def told() -> str:
         return coordinator.err + "".join(worker.err for worker in workers)
@@ -199,7 +205,7 @@ def test_without_a_run_folder_plans_are_in_a_folder_of_the_host_while_the_job_ru
     until(lambda: len(plans()) == 5, why=told)
     (folder,) = tmp_path.glob("tmp/*")
     assert folder.stat().st_mode & 0o777 == 0o700
-    job.gate.touch()
+    planned_job.gate.touch()
 
     assert [worker.end() for worker in workers] == [0] * 4, told()
     assert coordinator.end() == 0
@@ -231,22 +237,22 @@ os.write(1, b"finished\\n")
 
 @pytest.mark.slow  # the lowest priority waits for all other tests
 def test_the_first_worker_of_a_host_plans_the_sums_between_tiles_ahead(
-    job: OnLoopback, script: Path
+    planned_job: OnLoopback, script: Path
 ) -> None:
     """They are known after the first step, and not when a chip enters a generation."""
     script.write_text(TILES)
-    coordinator = job.coordinator()
-    workers = [job.worker(chip) for chip in ("0,0", "0,1", "1,0", "1,1")]
+    coordinator = planned_job.coordinator()
+    workers = [planned_job.worker(chip) for chip in ("0,0", "0,1", "1,0", "1,1")]
 
     def told() -> str:
         return coordinator.err + "".join(worker.err for worker in workers)
 
     def plans() -> list[PlanFile]:
-        found = (job.run_dir / "plans").glob("*.json")
+        found = (planned_job.run_dir / "plans").glob("*.json")
         return [decode_plan(path.read_bytes(), path.name) for path in found]
 
     until(lambda: any(plan.tiling is not None for plan in plans()), why=told)
-    job.gate.touch()
+    planned_job.gate.touch()
 
     assert [worker.end() for worker in workers] == [0] * 4, told()
     assert coordinator.end() == 0
@@ -309,7 +315,7 @@ def test_a_worker_of_another_job_is_refused_and_the_job_goes_on(job: OnLoopback)
 
 def test_workers_with_other_arguments_are_refused_and_the_job_goes_on(job: OnLoopback) -> None:
     others: dict[str, dict[str, Any]] = {
-        "steps is 100 on that chip, but 200 in this job": {"n_steps": 100},
+        "steps is 100 on that chip, but 60 in this job": {"n_steps": 100},
         "batch is 8 on that chip, but 16 in this job": {"BATCH": "8"},
         "seed is 7 on that chip, but 0 in this job": {"SEED": "7"},
     }
@@ -326,7 +332,7 @@ def test_workers_with_other_arguments_are_refused_and_the_job_goes_on(job: OnLoo
     job.gate.touch()
     assert [worker.end() for worker in workers] == [0] * 4, coordinator.err
     found = audit(job.run_dir / "ledger")
-    assert (found.steps, found.used, found.lost, found.repeated) == (200, 3200, 0, 0)
+    assert (found.steps, found.used, found.lost, found.repeated) == (60, 960, 0, 0)
 
 
 def test_a_second_worker_of_a_chip_waits_quietly_and_gives_up(job: OnLoopback) -> None:

@@ -77,7 +77,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedJob]
     monkeypatch.setenv("MESHMEND_SECRET", "only the chips of this test know")
     monkeypatch.setenv("MESHMEND_NONSENSE", "1")  # a warning, which must be JSON too
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with commands(tmp_path) as start:
+    with commands(tmp_path, plan_ahead=True) as start:
         yield WatchedJob(start, tmp_path)
 
 
