@@ -27,7 +27,7 @@ from simulation.world import Scenario
 N_SEEDS = 1000  # of short jobs, in `make test`; `make slow` does twenty thousand longer ones
 N_PARTS = 4
 N_LONGER = 60
-N_MOMENTS = 200
+N_MOMENTS = 100
 
 Patch = pytest.MonkeyPatch
 
@@ -312,10 +312,10 @@ def trust_cut_links_for_ever(patch: Patch) -> None:
 # another one.
 MUTANTS: dict[Callable[[Patch], None], int] = {
     let_any_holder_be_enough: 9,
-    count_colours_of_stale_states: 110,
+    count_colours_of_stale_states: 399,
     count_a_step_before_all_have_done_it: 83,
     keep_no_state_beside: 115,
-    forget_what_was_tried: 57,
+    forget_what_was_tried: 235,
     let_spares_train: 0,
     trust_cut_links_for_ever: 158,
 }

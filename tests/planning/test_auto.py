@@ -90,7 +90,7 @@ def check_none_is_faster(
 
 @pytest.mark.parametrize(
     ("mesh", "collective", "payload_bytes"),
-    spread(MESHES, SUMS[1:], [7e2, 1.3e5, 3.1e7], one_in=3),
+    spread(MESHES, SUMS[1:], [7e2, 1.3e5, 3.1e7], one_in=5),
 )
 def test_it_is_at_most_4_percent_behind_for_collectives_with_owners(
     mesh: Mesh, collective: Collective, payload_bytes: float
@@ -102,7 +102,7 @@ def test_it_is_at_most_4_percent_behind_for_collectives_with_owners(
 
 @pytest.mark.parametrize(
     ("mesh", "machine", "payload_bytes"),
-    spread(MESHES, FABRICS[:3], [7e2, 1.3e5], one_in=2),
+    spread(MESHES, FABRICS[:3], [7e2, 1.3e5], one_in=3),
 )
 def test_it_is_at_most_2_percent_behind_every_named_algorithm(
     mesh: Mesh, machine: Fabric, payload_bytes: float

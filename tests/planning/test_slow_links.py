@@ -97,7 +97,9 @@ def test_tiles_avoid_a_slow_link() -> None:
     assert made.predicted().time_s <= 1.25 * made.limit().time_s
 
 
-@pytest.mark.parametrize("speed", [0.25, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize(
+    "speed", [0.25, 0.8, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.5, 0.95))]
+)
 def test_a_link_that_gets_faster_makes_no_plan_slower(speed: float) -> None:
     link = SlowLink(Link((0, 0), (0, 1)), speed)
     before = plan(TORUS.slowed(link, "link:4,1-4,2=0.4"))

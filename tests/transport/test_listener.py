@@ -105,7 +105,7 @@ def test_a_friend_is_let_in_while_strangers_keep_calling() -> None:
 
     flooding = threading.Thread(target=flood)
     flooding.start()
-    for caller in range(20):
+    for caller in range(5):
         while caller not in admitted:  # as a worker does, it calls again when it was cut off
             with suppress(TransportError):
                 call(listener.address, caller).close()
@@ -113,7 +113,7 @@ def test_a_friend_is_let_in_while_strangers_keep_calling() -> None:
     flooding.join()
     listener.close()
 
-    assert set(admitted) == set(range(20))
+    assert set(admitted) == set(range(5))
 
 
 def test_a_flood_of_refusals_is_logged_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
