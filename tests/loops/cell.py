@@ -365,12 +365,12 @@ def step_by_share(parts: Any, inputs: Any, labels: Any, n_shares: int, *, is_mea
 
 def main() -> None:
     from meshmend.config import JobConfig, LocalConfig, MeshConfig, RunConfig, Timing
-    from meshmend.launch.elastic import ElasticJob, run_elastic
+    from meshmend.launch.elastic import ElasticJob, JobProcesses, run_elastic
     from meshmend.train.data.audit import audit
-    from planners import make_no_plans_ahead
 
     folder, cell = Path(sys.argv[1]), json.loads(sys.argv[2])
-    make_no_plans_ahead()
+    # Plans are made by the workers: a process that plans ahead would cost more than the job.
+    JobProcesses.plan_ahead = lambda *_: None  # type: ignore[method-assign]
     outcome = run_elastic(
         ElasticJob(
             JobConfig(
