@@ -144,6 +144,30 @@ def change_by_hand(params: Any, state: Any) -> None:
     state.hyperparams["learning_rate"] = float(state.hyperparams["learning_rate"]) * 0.95
 
 
+def with_a_teacher() -> Any:
+    return {"student": params(), "teacher": params()}
+
+
+def taught(both: Any, batch: Any) -> Any:
+    import jax
+
+    mine, its = square(both["student"], batch), square(both["teacher"], batch)
+    return mine + 0.1 * (mine - jax.lax.stop_gradient(its)) ** 2
+
+
+def leaving_the_teacher() -> Any:
+    import optax
+
+    kinds = {"train": optax.adam(0.03), "keep": optax.set_to_zero()}
+    return optax.multi_transform(kinds, {"student": "train", "teacher": "keep"})
+
+
+def move_the_teacher(both: Any, _state: Any) -> None:
+    import optax
+
+    both["teacher"] = optax.incremental_update(both["student"], both["teacher"], 0.3)
+
+
 def lbfgs() -> Any:
     import optax
 
@@ -162,6 +186,13 @@ JAX_STYLES: Final = (
     JaxStyle("mask of -inf", adam, masked, params, like="accumulation"),
     JaxStyle("random key in the state", noisy, square, params),
     JaxStyle("rate by hand", with_a_rate, square, params, change=change_by_hand),
+    JaxStyle(
+        "teacher in the parameters",
+        leaving_the_teacher,
+        taught,
+        with_a_teacher,
+        change=move_the_teacher,
+    ),
     JaxStyle("mixed samples", adam, normalised, params, "that depends on no other"),
     JaxStyle("aux", adam, with_aux, params, "needs to return one loss per sample"),
     JaxStyle("batch statistics", adam, of_variables, variables, "needs the parameters alone"),

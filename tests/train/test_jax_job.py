@@ -90,6 +90,7 @@ def test_half_precision_and_chips_without_samples_change_nothing(tmp_path: Path)
 WRONG = """
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 import jax, jax.numpy as jnp, numpy as np, optax
 from meshmend.errors import InputError
 from meshmend.train import JaxJob
@@ -135,8 +136,78 @@ def regularised(params, batch):
 def numbered(params, batch):
     return losses(params, batch) * (1 + jnp.arange(len(batch[0])))
 
+def balanced(params, batch):  # all that is tried but the first sample is of one class
+    mine = batch[1] > 0
+    return losses(params, batch) * jnp.where(mine, 1, len(mine) / jnp.maximum((~mine).sum(), 1))
+
+def spread(params, batch):  # of copies of one sample, it is no number
+    return losses(params, ((batch[0] - batch[0].mean(0)) / batch[0].std(0), batch[1]))
+
+sorted_data = (data[0], np.array([-1.0] + 9 * [1.0], np.float32))
+
 def one_key(params, batch, keys):
     return losses(params, (batch[0] * jax.random.bernoulli(keys[0], 0.5, (3,)), batch[1]))
+
+def per_sample(gradients, state, params=None):  # as optax.contrib.dpsgd does
+    raise ValueError("a gradient of each sample is needed")
+
+def of_teacher(change, **outside):
+    outside = SimpleNamespace(**outside)
+    job = of(
+        loss=lambda *two: losses(*two)
+        + outside.teacher["weight"].sum()
+        + outside.by * unsorted["b"]
+    )
+    for batch in job:
+        job.step(batch)
+        change(outside)
+
+def new_teacher(outside):
+    outside.teacher = {"weight": outside.teacher["weight"] * 0.9}
+
+def new_weight(outside):
+    outside.teacher["weight"] = outside.teacher["weight"] * 0.9
+
+def in_place(outside):
+    outside.teacher["weight"] *= 0.9
+
+def new_number(outside):
+    outside.by += 1
+
+def new_other(outside):
+    outside.n_steps += 1
+
+def equal_array(outside):
+    outside.by = jnp.ones(()) * outside.by
+
+rate, weight, mean = 0.1, 1.0, 0.0  # the last two are also a key and an attribute in losses
+
+def rates(count):
+    return rate
+
+def used(params, batch):
+    return jnp.square(batch[0] @ params["weight"] - batch[1].mean(axis=()))
+
+def of_globals(name, optimizer):
+    job = of(loss=used, optimizer=optimizer)
+    for batch in job:
+        job.step(batch)
+        globals()[name] *= 0.5
+
+class Task:
+    by = 1.0
+
+    def losses(self, params, batch):
+        return losses(params, batch) * self.by
+
+def of_method(task):
+    job = of(loss=task.losses)
+    for batch in job:
+        job.step(batch)
+        task.by = 2.0
+
+teacher = {"teacher": {"weight": np.ones(3, np.float32)}, "by": 1, "n_steps": 0}
+unsorted = {0: "a", "b": 1}
 
 @dataclass
 class Scaled:
@@ -180,6 +251,19 @@ print(json.dumps([said(call) for call in (
     *(lambda loss=loss: of(loss=loss, batch=2) for loss in (mixed, regularised, numbered)),
     lambda: of(loss=one_key, random_keys=True),
     lambda: of(loss=Scaled(2.0)),
+    lambda: of(loss=balanced, data=sorted_data),
+    lambda: of(loss=spread),
+    lambda: of(optimizer=optax.GradientTransformation(lambda params: (), per_sample)),
+    lambda: of(data=(*data, jax.random.split(jax.random.key(0), 10))),
+    lambda: of(data=[(*two, jax.random.key(0)) for two in zip(*data)]),
+    lambda: of(data=(*data, np.zeros(10, "datetime64[s]"))),
+    *(lambda change=change: of_teacher(change, **teacher)
+      for change in (new_teacher, new_weight, in_place, new_number, new_other)),
+    lambda: of_teacher(equal_array, **{**teacher, "by": jnp.ones(())}),
+    lambda: of_globals("rate", optax.sgd(rates)),
+    lambda: of_globals("weight", optax.sgd(0.1)),
+    lambda: of_globals("mean", optax.sgd(0.1)),
+    lambda: of_method(Task()),
 )]))
 """
 
@@ -189,6 +273,16 @@ MIXED = (
     "beside other samples; a share is computed in parts, of which the last is filled up; remove "
     "what mixes the samples, such as batch normalisation, a term of the whole batch, or one random "
     "key for all"
+)
+KEYS = (
+    "JaxJob needs arrays that NumPy can hold, but got random keys; pass jax.random.key_data(keys), "
+    "and make keys of it with jax.random.wrap_key_data; for a loss, the job can draw them "
+    "(random_keys=True)"
+)
+STALE = (
+    "JaxJob compiles loss and optimizer once, with the values that they read from outside, but the "
+    "loop has changed {} since, of which they do not hear; put it into the samples, or into "
+    "params, with optax.set_to_zero() as its optimizer, and change it there"
 )
 
 
@@ -251,6 +345,21 @@ def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) ->
         "numbers from the sample's own key (random_keys=True)",
         MIXED,
         None,
+        MIXED,
+        MIXED,
+        "JaxJob needs an optimizer that steps with the gradients, the parameters and the loss "
+        "(value) alone, but: a gradient of each sample is needed",
+        KEYS,
+        KEYS,
+        "JaxJob needs samples of numbers, but batch[2] is of datetime64[s]; leave it out of the "
+        "data set, or of what collate returns",
+        *[STALE.format("outside")] * 4,
+        None,
+        None,
+        STALE.format("rate"),
+        None,
+        None,
+        STALE.format("an attribute of Task"),
     ]
     assert said[5].startswith("JaxJob needs an optimizer of optax, such as optax.adam(1e-3), but")
 

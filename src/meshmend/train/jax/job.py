@@ -23,7 +23,8 @@ from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob
 from meshmend.train.core.job_core import JobCore, JobSettings, n_notes_of
 from meshmend.train.core.worker_environment import worker_environment
-from meshmend.train.jax.learner import JaxLearner, checked_params
+from meshmend.train.jax.learner import N_TRIED, JaxLearner, checked_params, numpy_array
+from meshmend.train.jax.outside_values import OutsideValues
 from meshmend.train.jax.program import FlatTree, Loss, Tree, jax_program, shared_programs
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
@@ -39,7 +40,7 @@ def stacked(samples: Sequence[Tree]) -> Tree:
         InputError: the samples are not alike.
     """
     try:
-        return jax.tree.map(lambda *arrays: np.stack(arrays), *samples)
+        return jax.tree.map(lambda *arrays: np.stack([*map(numpy_array, arrays)]), *samples)
     except ValueError as error:
         raise InputError(
             f"JaxJob needs samples that are alike, or a collate function that makes a batch of "
@@ -129,7 +130,9 @@ class JaxJob(ChipJob):
         with shared_programs(environment.run_dir):
             self._learner: JaxLearner = JaxLearner(params, program, micro_batch=size)
             if steps > 0:
-                self._learner.warm_up(self._batch([0, len(samples) // 2, len(samples) - 1]))
+                tried = np.linspace(0, len(samples) - 1, N_TRIED).astype(int)
+                self._learner.warm_up(self._batch(tried.tolist()))
+        self._outside = OutsideValues(loss, optimizer.update)
         self._core = JobCore(
             self._learner, settings, lambda: jax_fingerprint(self._learner, samples, settings)
         )
@@ -176,6 +179,7 @@ class JaxJob(ChipJob):
             InputError: these are not the samples of a new step.
         """
         share = self._core.share_to_step_on()
+        self._outside.refuse_changes()
         self._learner.gather(batch, share, is_last=self._core.is_stopping)
         has_counted = self._core.complete_step()
         self._learner.end_step(counts=has_counted)
@@ -195,7 +199,8 @@ def _plain_value(leaf: Any) -> Any:
     """Return an array of JAX as NumPy's, and a scalar of either as a number."""
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
-    return np.asarray(leaf) if np.ndim(leaf) else np.asarray(leaf).item()
+    array = numpy_array(leaf)
+    return array if array.ndim else array.item()
 
 
 class ArraySamples:
@@ -206,7 +211,7 @@ class ArraySamples:
     """
 
     def __init__(self, arrays: Tree) -> None:
-        self._arrays = jax.tree.map(np.asarray, arrays)
+        self._arrays = jax.tree.map(numpy_array, arrays)
         lengths = {array.shape[:1] for array in jax.tree.leaves(self._arrays)}
         if len(lengths) != 1 or () in lengths:
             raise InputError(

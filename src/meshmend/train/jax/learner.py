@@ -26,6 +26,7 @@ _NO_STATISTICS: Final = (
 _LOSS_NAME: Final = "the loss"  # beside the names of parameters
 _ROUNDING: Final = 1e-3  # of the largest gradient; a GPU may add in another order
 _ELSEWHERE: Final = 2e-2  # at another place in the batch, where half precision rounds otherwise
+N_TRIED: Final = 8  # samples that are tried before the first step
 _LOSS_ROUNDINGS: Final = 100  # what others add to a loss may be little
 
 
@@ -49,56 +50,65 @@ class JaxLearner:
         self._loss = self._stop - 1
 
     def warm_up(self, batch: Tree) -> None:
-        """Compile all that a step needs; the batch is of three samples, and changes nothing.
+        """Compile all that a step needs; the batch is of `N_TRIED` samples, and changes nothing.
 
         Raises:
             InputError: the loss of the first sample depends on the others, or on its place.
         """
-        arrays = _numbers(batch, n_samples=3)
+        arrays = _numbers(batch, n_samples=N_TRIED)
         n = max(2, self._micro_batch)  # a single sample has no others
-        found = self._first_among(arrays, n, place=n // 2, other=1)
-        of_loss, of_gradients = self._gaps(
-            found, self._first_among(arrays, n, place=n // 2, other=2)
-        )
-        if of_loss > _LOSS_ROUNDINGS * np.finfo(found[0].dtype).eps or of_gradients > _ROUNDING:
+        alone = self._first_among(arrays, n, place=n // 2, others=[0])
+        among = [
+            self._first_among(arrays, n, place=n // 2, others=range(N_TRIED)[start : start + n - 1])
+            for start in range(1, N_TRIED, n - 1)
+        ]
+        if any(self._depends(alone, found) for found in among):
             raise InputError(
                 "JaxJob needs a loss of each sample that depends on no other, but that of sample 0 "
                 "is another beside other samples; a share is computed in parts, of which the last "
                 "is filled up; remove what mixes the samples, such as batch normalisation, a term "
                 "of the whole batch, or one random key for all"
             )
-        if max(self._gaps(found, self._first_among(arrays, n, place=0, other=1))) > _ELSEWHERE:
+        found = self._first_among(arrays, n, place=0, others=[0])
+        if _is_finite(alone, found) and max(self._gaps(alone, found)) > _ELSEWHERE:
             raise InputError(
                 "JaxJob needs a loss of each sample that does not depend on its place in the "
                 "batch, but that of sample 0 is another at another place; a chip may compute it "
                 "at any; draw random numbers from the sample's own key (random_keys=True)"
             )
         if n > self._micro_batch:
-            self._first_among(arrays, self._micro_batch, place=0, other=1)
+            self._first_among(arrays, self._micro_batch, place=0, others=[0])
         jax.block_until_ready(
             self._program.update(self.params, self.opt_state, self._program.flat.zeros())
         )
 
-    def _first_among(self, arrays: Tree, n: int, *, place: int, other: int) -> list[Array]:
-        """Return gradients and loss of the first sample at a place among copies of another one.
+    def _first_among(
+        self, arrays: Tree, n: int, *, place: int, others: Sequence[int]
+    ) -> list[Array]:
+        """Return gradients and loss of the first sample at a place among copies of others.
 
-        It has the same random key everywhere, the copies have another.
+        It has the same random key everywhere, the others have their own.
         """
-        chosen = np.full(n, other)
-        chosen[place] = 0
+        chosen = np.insert(np.resize(np.array(others), n - 1), min(place, n - 1), 0)
         totals = self._program.flat.zeros()
         weights = (np.arange(n) == place).astype(totals[0].dtype)
         part = jax.tree.map(lambda array: array[chosen], arrays)
         sums = self._program.accumulate(self.params, totals, part, weights, places_of(chosen))
         return [np.asarray(each) for each in sums]
 
-    def _gaps(self, one: list[Array], other: list[Array]) -> tuple[float, float]:
-        """Return how far losses and gradients are apart, of the largest.
+    def _depends(self, alone: list[Array], found: list[Array]) -> bool:
+        """Whether the first sample among others is another than among copies of itself.
 
-        Numbers that are not finite say nothing.
+        If it is finite only among others, it depends on them; the loss of others may be infinite.
         """
-        if not all(np.isfinite(each).all() for each in (*one, *other)):
-            return 0.0, 0.0
+        if not _is_finite(alone, found):
+            return _is_finite(found)
+        of_loss, of_gradients = self._gaps(alone, found)
+        most = _LOSS_ROUNDINGS * np.finfo(found[0].dtype).eps
+        return of_loss > most or of_gradients > _ROUNDING
+
+    def _gaps(self, one: list[Array], other: list[Array]) -> tuple[float, float]:
+        """Return how far losses and gradients are apart, of the largest."""
         mine, theirs = (float(each[0][self._loss]) for each in (one, other))
         return abs(mine - theirs) / max(1.0, abs(mine)), max(
             float(np.abs(mine - theirs).max() / max(np.abs(mine).max(), np.finfo(mine.dtype).tiny))
@@ -271,15 +281,19 @@ class JaxLearner:
         return {}
 
 
+def _is_finite(*found: list[Array]) -> bool:
+    return all(np.isfinite(array).all() for arrays in found for array in arrays)
+
+
 def _numbers(batch: Tree, *, n_samples: int) -> Tree:
     """Return a batch as arrays of NumPy.
 
     Raises:
         InputError: they are no numbers, or of another number of samples.
     """
-    arrays = jax.tree.map(np.asarray, batch)
+    arrays = jax.tree.map(numpy_array, batch)
     for path, array in jax.tree_util.tree_flatten_with_path(arrays)[0]:
-        if array.dtype.kind in "OSU":
+        if array.dtype.kind in "OSUMm":
             raise InputError(
                 f"JaxJob needs samples of numbers, but batch{jax.tree_util.keystr(path)} is of "
                 f"{array.dtype}; leave it out of the data set, or of what collate returns"
@@ -290,6 +304,21 @@ def _numbers(batch: Tree, *, n_samples: int) -> Tree:
                 f"{array.shape}; step takes what the job handed out, which collate has made"
             )
     return arrays
+
+
+def numpy_array(leaf: Any) -> Array:
+    """Return a number or an array as one of NumPy.
+
+    Raises:
+        InputError: it holds random keys, of which NumPy knows nothing.
+    """
+    if isinstance(leaf, jax.Array) and is_key(leaf):
+        raise InputError(
+            "JaxJob needs arrays that NumPy can hold, but got random keys; pass "
+            "jax.random.key_data(keys), and make keys of it with jax.random.wrap_key_data; for a "
+            "loss, the job can draw them (random_keys=True)"
+        )
+    return np.asarray(leaf)
 
 
 def named_arrays(tree: Tree) -> dict[str, Array]:

@@ -241,14 +241,15 @@ def _changes_by(
     extended = optax.with_extra_args_support(optimizer)
     try:
         return extended.update(gradients, opt_state, params, value=loss, grad=gradients)
-    except TypeError as error:
-        why = str(error)
+    except (TypeError, ValueError) as error:
+        why = " ".join(str(error).split())
     try:  # some, such as optax.contrib.sam, take no further arguments at all
         return optimizer.update(gradients, opt_state, params)
-    except TypeError:
+    except (TypeError, ValueError):
+        way_out = "; of optax.lbfgs use lbfgs(learning_rate, linesearch=None)"
         raise InputError(
             "JaxJob needs an optimizer that steps with the gradients, the parameters and the loss "
-            f"(value) alone, but: {why}; of optax.lbfgs use lbfgs(learning_rate, linesearch=None)"
+            f"(value) alone, but: {why:.300}{way_out * ('value_fn' in why)}"
         ) from None
 
 
