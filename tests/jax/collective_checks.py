@@ -488,6 +488,10 @@ def check_tables_are_swapped() -> None:
     refused("one step and one cell or more", lambda: SumFrame(whole, 0, 80))
     fewer = jax.tree.map(lambda table: table[:, :9], tables)
     refused("its own row of tables(plan), of shape (1, 99, 4)", lambda: function(numbers, fewer))
+    of_other = SumFrame(whole, 99, 76).tables(made)
+    refused("needs tables that it has made, but got those of", lambda: function(numbers, of_other))
+    bare: Any = tables.tables
+    refused("but got those of 'StepTables'", lambda: function(numbers, bare))
     short = SumFrame(HOLE, 99, 80)
     refused("plans for parts of that mesh", lambda: short.tables(planned(whole, "trees")))
     long_ring = planned(MESHES["60"], "ring-1d")

@@ -6,7 +6,7 @@ out whose device still answers, other tables go in, and nothing is compiled. A d
 takes the executable with it; then compile a program over the devices that are left.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,16 @@ from meshmend.schedule.lockstep_program import (
 )
 from meshmend.schedule.table import Collective
 from meshmend.topology.mesh import Mesh
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FrameTables:
+    """A plan's tables for the chips of a frame, which they name: those of another sum wrong."""
+
+    tables: StepTables
+    frame: "SumFrame" = field(metadata={"static": True})
+
 
 _ROOM_CELLS = 32  # more than `n_cells`, so that slices of any number of trees fill them
 
@@ -62,7 +72,7 @@ class SumFrame:
         """Return how many steps a plan takes in this frame."""
         return self._program(plan).n_steps
 
-    def tables(self, plan: Plan) -> StepTables:
+    def tables(self, plan: Plan) -> FrameTables:
         """Return a plan's tables for all chips of the mesh, each an array (chips, steps, permutes).
 
         Put them on the devices sharded along the chips. Chips that are no ranks of the plan idle.
@@ -96,12 +106,12 @@ class SumFrame:
                 is_idle = program.take[target, :, k] == 0
                 tables.place[pair[1], *own] = np.where(is_idle, unused, program.place[target, :, k])
                 tables.take[pair[1], *own] = program.take[target, :, k]
-        return tables
+        return FrameTables(tables, self)
 
     def allreduce(
         self,
         tree: Any,
-        tables: StepTables,
+        tables: FrameTables,
         axis_name: AxisName = "chips",
         *,
         accumulate: Any = None,
@@ -115,14 +125,17 @@ class SumFrame:
             InputError: the axis is not that of this mesh, or the tables are those of another frame.
         """
         size, wanted = axis_size(axis_name, "SumFrame"), (self.n_steps, len(self.permutations))
-        found = {table.shape for table in tables}
+        if not isinstance(tables, FrameTables) or tables.frame != self:
+            got = tables.frame if isinstance(tables, FrameTables) else type(tables).__name__
+            raise InputError(f"{self!r} needs tables that it has made, but got those of {got!r}")
+        found = {table.shape for table in tables.tables}
         if size != self.mesh.n_live or found != {(1, *wanted)}:
             raise InputError(
                 f"SumFrame of {self.mesh} needs {self.mesh.n_live} devices along the axis "
                 f"{axis_name!r}, and on each its own row of tables(plan), of shape {(1, *wanted)}; "
                 f"but got {size} devices and tables of shape {', '.join(map(str, found))}"
             )
-        own = StepTables(*(table.reshape(table.shape[-2:]) for table in tables))
+        own = StepTables(*(table.reshape(table.shape[-2:]) for table in tables.tables))
 
         def summed(vector: jax.Array) -> jax.Array:
             unit = -(-vector.size // self.n_cells)
