@@ -453,6 +453,20 @@ def test_a_caller_that_waits_runs_its_collective_itself_after_all_earlier_ones()
     assert progress.finish(HANG_S)
 
 
+def test_a_collective_in_the_handler_of_a_signal_that_interrupts_another_is_refused() -> None:
+    """It would wait for itself."""
+    progress = Progress("test")
+
+    def interrupted() -> None:
+        progress.submit("all_reduce", lambda: None, [], waits=True)
+
+    with pytest.raises(InputError, match=r"all_reduce needs .* handler of a signal that interrupt"):
+        progress.submit("broadcast", interrupted, [], waits=True).wait()
+
+    progress.submit("all_reduce", lambda: None, [], waits=True).wait()
+    assert progress.finish(HANG_S)
+
+
 def test_a_group_that_ends_waits_for_callers_that_run_their_collective() -> None:
     progress, began, may_end = Progress("test"), threading.Event(), threading.Event()
 

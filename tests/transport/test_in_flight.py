@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from local_ranks import connected, programs_of, run_all, task_for, together
 from meshmend.errors import (
+    InputError,
     MismatchError,
     PeerLostError,
     StalledError,
@@ -409,6 +410,26 @@ def test_the_handler_of_a_signal_may_close_the_transport(alarm: Alarm) -> None:
         alarm(made[0].close)
 
         with pytest.raises(StoppedError, match="by the handler of a signal"):
+            made[0].run(task, array.view(np.uint8), timeout_s=10 * HANG_S)
+
+
+@pytest.mark.parametrize("is_started_before", [False, True])
+def test_a_run_in_the_handler_of_a_signal_that_interrupts_another_is_refused(
+    alarm: Alarm, is_started_before: bool
+) -> None:
+    """It would wait for itself: the loop that it needs rests below it."""
+    with squared() as bed:
+        programs, made = bed
+        array, other = (np.zeros(1000, dtype=np.float32) for _ in range(2))
+        task = task_for(programs[0], array)
+
+        def started() -> in_flight.PendingRun:
+            return made[0].start(task, other.view(np.uint8), timeout_s=10 * HANG_S, wakes=False)
+
+        before = started() if is_started_before else None
+        alarm(lambda: (before or started()).wait())
+
+        with pytest.raises(InputError, match="in the handler of a signal that interrupted another"):
             made[0].run(task, array.view(np.uint8), timeout_s=10 * HANG_S)
 
 

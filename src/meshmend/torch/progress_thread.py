@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from meshmend.errors import MeshmendError, StalledError, StoppedError
+from meshmend.errors import InputError, MeshmendError, StalledError, StoppedError
 
 Job = Callable[[], None]
 
@@ -258,6 +258,12 @@ class Progress:
             StoppedError: nobody would run it.
         """
         self.check(what)
+        if threading.get_ident() in self._callers:
+            raise InputError(
+                f"{what} needs that its thread is in no other collective, but was called in the "
+                "handler of a signal that interrupted one; set a flag in the handler, and call it "
+                "in the loop"
+            )
         handle = Handle(what, result, self._completion)
         if watch is not None:
             watch(handle.python_future())

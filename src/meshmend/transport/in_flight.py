@@ -139,6 +139,7 @@ class RunsInFlight:
         with self._changed:
             if self._has_ended(run):
                 return
+            self._refuse_in_handler()
             must_drive = self._driver is None
             if must_drive:
                 self._driver = threading.get_ident()
@@ -213,6 +214,7 @@ class RunsInFlight:
             raise InputError(f"the task needs {task.n_bytes} bytes, but got {payload.nbytes}")
         while True:
             with self._changed:
+                self._refuse_in_handler()
                 self._reap()
                 if self.broken is not None:
                     raise type(self.broken)(str(self.broken), self.broken.rank)
@@ -228,6 +230,15 @@ class RunsInFlight:
                     return run, must_drive
                 oldest = self._pending[0]
             self.wait_for(oldest)
+
+    def _refuse_in_handler(self) -> None:
+        """Raise InputError in the handler of a signal that has interrupted the loop: it rests."""
+        if self._driver == threading.get_ident():
+            raise InputError(
+                "a collective needs that its thread is in no other one, but this one was called in "
+                "the handler of a signal that interrupted another; set a flag in the handler, and "
+                "call it in the loop"
+            )
 
     def _enter(
         self, task: Task, payload: Bytes, timeout_s: float, *, has_event: bool
