@@ -441,7 +441,9 @@ def test_plans_for_the_loss_of_a_board_are_made_once_it_is_known_what_is_summed(
         assert list((tmp_path / "run" / "plans").glob("*.json"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
 def test_an_interrupted_run_leaves_no_worker(number: int, code: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
@@ -482,21 +484,22 @@ def test_a_run_that_is_terminated_saves_first_and_goes_on_from_there(
     script, folder = tmp_path / "script.py", tmp_path / "checkpoints"
     script.write_text(_SAVES)
 
-    def run_and_terminate(after: int) -> int:
+    def run_and_terminate(number: int, after: int) -> int:
         with commands(tmp_path) as start:
             ran = start(f"after-{after}", "run", "--elastic", "--mesh", "1x2", script, folder)
             until(lambda: f"step {after + 3}" in ran.out, why=lambda: ran.err)
-            ran.signal(signal.SIGTERM)
-            ran.signal(signal.SIGTERM)  # as `timeout` does
+            ran.signal(number)
+            ran.signal(number)  # as `timeout` does, and a shell whose terminal is closed
 
             assert ran.end() == 143, ran.err
             assert ran.out.splitlines()[0].endswith(f"step {after + 1}")
+            assert "saved step" in ran.err, ran.err
             newest = complete_steps(folder)[-1]
             assert newest >= after + 3
             assert f"saved step {newest} in {folder}" in ran.err
             return newest
 
-    run_and_terminate(after=run_and_terminate(after=0))
+    run_and_terminate(signal.SIGHUP, after=run_and_terminate(signal.SIGTERM, after=0))
 
 
 @pytest.mark.parametrize(

@@ -346,15 +346,14 @@ class _Launcher:
             self._tell_failures()
 
     def save_before_end(self) -> None:
-        """Let the workers save a checkpoint if the job writes any: SIGTERM ends it now.
+        """Let the workers save a checkpoint if the job writes any: SIGTERM or SIGHUP ends it now.
 
         Ends when a step since then is saved, or after `_SAVE_S`; Ctrl-C ends it at once.
         """
         folder, since = self._saves_to, self._step
         if folder is None or self._over_since is not None:
             return
-        _log.warning("ended by SIGTERM; saving a checkpoint first, for up to %.0f s", _SAVE_S)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout`, for one, sends it twice
+        _log.warning("ended by a signal; saving a checkpoint first, for up to %.0f s", _SAVE_S)
         for child in self._running():
             with suppress(ProcessLookupError):  # not its group: processes of the script's may be in
                 os.kill(child.pid, LAUNCHER_NOTICE)

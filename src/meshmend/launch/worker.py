@@ -41,6 +41,7 @@ from meshmend.errors import (
     ResumeError,
     WrongResultError,
 )
+from meshmend.launch.termination import ending_signals
 from meshmend.processes import die_with_parent
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
@@ -186,7 +187,8 @@ def tie_to_parent(parent: int) -> None:
     """Make this process die with its parent, and keep Ctrl-C in the terminal away from it."""
     die_with_parent(parent)
     os.setpgid(0, 0)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in ending_signals():
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
