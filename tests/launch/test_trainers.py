@@ -4,8 +4,12 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from commanding import Ended, meshmend_run
 from forked_script import TORCH, run_program
@@ -57,6 +61,17 @@ class Stopping(example.Digits):
         self.trainer.should_stop = self.trainer.global_step >= 12
 example.Digits = Stopping""",
 }
+
+ONE_STOPS = """
+from transformers import TrainerCallback
+class OutOfTime(TrainerCallback):
+    def on_step_end(self, args, state, control, **named):
+        if os.environ["MESHMEND_CHIP"] == "1,1" and state.global_step == 12:
+            control.should_training_stop = True
+class Stopping(example.Trainer):
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, callbacks=[OutOfTime()], **named)
+example.Trainer = Stopping"""
 
 
 def run_example(module: str, preload: str, folder: Path, *, patch: str = "") -> Ended:
@@ -136,11 +151,70 @@ def test_hugging_face_s_trainer_resumes_from_a_checkpoint_on_another_mesh(tmp_pa
     GPT2LMHeadModel.from_pretrained(second / "output" / "checkpoint-40")
 
 
+# Whoever leads dies while it writes: in the middle of the job, and then after its last step.
+DYING = """
+import signal
+class Dying(example.Trainer):
+    def _save_optimizer_and_scheduler(self, folder):
+        at = os.environ["MESHMEND_CHIP"], self.state.global_step
+        if at in (("0,0", 20), ("0,1", 40)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._save_optimizer_and_scheduler(folder)
+example.Trainer = Dying"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_hugging_face_s_trainer_is_whole_although_its_writer_died(
+    tmp_path: Path,
+) -> None:
+    """The best model may be in it."""
+    script, output = tmp_path / "patched.py", tmp_path / "output"
+    script.write_text(GATED.format(folder=str(EXAMPLES), module="hf_trainer", patch=DYING))
+
+    ended = meshmend_run(
+        *("--elastic", "--mesh", "2x2", "--preload", "meshmend.train.hf"),
+        *("--run-dir", tmp_path / "run", script, "--output", output),
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "samples: 1280 used, 0 lost, 0 repeated; replicas equal bit for bit" in ended.stderr
+    for step in (20, 40):
+        state = json.loads((output / f"checkpoint-{step}" / "trainer_state.json").read_text())
+        assert state["global_step"] == step
+        assert (output / f"checkpoint-{step}" / "optimizer.pt").exists()
+
+
 def _without_newest(folder: Path, copy: Path) -> Path:
     """Copy a folder of checkpoints; the newest lacks the file that is written last."""
     subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
     (copy / "checkpoint-40" / "trainer_state.json").unlink()
     return copy
+
+
+def test_a_chip_that_joins_takes_over_what_a_script_has_logged() -> None:
+    """Numbers of NumPy and tensors too, which plain `transformers` cannot save either."""
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    from transformers import TrainerControl, TrainerState
+
+    from meshmend.train.hf import _TrainerProgress
+
+    def trainer(*logged: object) -> Any:
+        return SimpleNamespace(
+            state=TrainerState(log_history=[{"loss": each} for each in logged]),
+            control=TrainerControl(),
+            callback_handler=SimpleNamespace(callbacks=[]),
+            _tr_loss=torch.tensor(0.5),
+            _total_loss_scalar=0.0,
+            _globalstep_last_logged=0,
+            _begun_save=None,
+        )
+
+    holder, joining = trainer(np.float32(1.5), torch.tensor(2.5), 3.5), trainer()
+    _TrainerProgress(joining, lambda _: None).load_state_dict(
+        _TrainerProgress(holder, lambda _: None).state_dict()
+    )
+
+    assert [each["loss"] for each in joining.state.log_history] == [1.5, 2.5, 3.5]
 
 
 @pytest.mark.parametrize(
@@ -192,15 +266,19 @@ def test_lightning_s_trainer_survives_a_kill_and_a_repair(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    ("module", "preload"),
-    [("hf_trainer", "meshmend.train.hf"), ("lightning_trainer", "lightning")],
+    ("module", "preload", "patch"),
+    [
+        ("hf_trainer", "meshmend.train.hf", STOP_OF["hf_trainer"]),
+        ("hf_trainer", "meshmend.train.hf", ONE_STOPS),
+        ("lightning_trainer", "lightning", STOP_OF["lightning_trainer"]),
+    ],
 )
 def test_a_trainer_that_stops_early_does_so_on_all_chips(
-    tmp_path: Path, module: str, preload: str
+    tmp_path: Path, module: str, preload: str, patch: str
 ) -> None:
     pytest.importorskip(preload, reason="the extra lightning is not installed")
 
-    ended = run_example(module, preload, tmp_path / "run", patch=STOP_OF[module])
+    ended = run_example(module, preload, tmp_path / "run", patch=patch)
 
     assert ended.returncode == 0, ended.stderr
     assert "12 steps; samples: 384 used, 0 lost, 0 repeated; replicas equal" in ended.stderr

@@ -52,6 +52,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
         self._job: Job | None = None
         self._grad_norm: Any = None
         self._learning_rate: float | None = None
+        self._begun_save: int | None = None  # the last step of which a checkpoint was asked for
         if worker_environment().identity is not None and not self.args.disable_tqdm:
             # A bar belongs to the chip that began to draw it, and the chip that leads may change.
             self.remove_callback(ProgressCallback)
@@ -104,6 +105,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
         start_time = time.time()
         self._run(job, model, start_time, ignore_keys_for_eval)
         self._follow_leader(job)
+        self._save_again(model)
         return self._finalize_training(trial, max_steps * batch, start_time)
 
     def _n_steps(self) -> int:
@@ -150,6 +152,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
         has_begun = False
         for micro_batches in job:
             self._follow_leader(job)
+            self._save_again(model)
             if not has_begun:
                 has_begun = True
                 self._begin(ignored)
@@ -170,8 +173,19 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
                     "meshmend.train.hf.Trainer cannot end an epoch early; end the training with "
                     "should_training_stop"
                 )
-            if self.control.should_training_stop:
+            if self._is_stopping(job):
+                self.control.should_training_stop = True
                 self._stop_after(job.step_number)
+
+    def _is_stopping(self, job: Job) -> bool:
+        """Whether a callback ends the training on any chip: one of a script may look at a clock.
+
+        Those of transformers look at what all chips know alike, so they need not be asked.
+        """
+        callbacks = self.callback_handler.callbacks
+        if all(type(each).__module__.startswith("transformers.") for each in callbacks):
+            return bool(self.control.should_training_stop)
+        return bool(job.all_reduce(int(self.control.should_training_stop)))
 
     def _begin(self, ignored: list[str] | None) -> None:
         handler = self.callback_handler
@@ -266,11 +280,19 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save a checkpoint in the folder of the run, if this chip leads."""
+        self._begun_save = self.state.global_step
         if self.is_world_process_zero():
             super()._save_checkpoint(model, trial)
         elif best := self.state.best_global_step:
             folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{best}"
             self.state.best_model_checkpoint = str(folder)
+
+    def _save_again(self, model: torch.nn.Module) -> None:
+        """Save the checkpoint of the last step if this chip leads now, and its writer has died."""
+        if self._begun_save == self.state.global_step and self.is_world_process_zero():
+            folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self._begun_save}"
+            if not (folder / _STATE_FILE).exists():
+                super()._save_checkpoint(model, None)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, if this chip leads."""
@@ -300,8 +322,10 @@ class _TrainerProgress:
             "loss": float(trainer._tr_loss),
             "total_loss": trainer._total_loss_scalar,
             "logged": trainer._globalstep_last_logged,
+            "begun_save": trainer._begun_save,
         }
-        return {"text": json.dumps(state)}
+        # A script may log numbers of NumPy, and tensors.
+        return {"text": json.dumps(state, default=lambda value: value.tolist())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the state; who leads is left as it is."""
@@ -317,6 +341,7 @@ class _TrainerProgress:
         trainer._tr_loss.fill_(saved["loss"])
         trainer._total_loss_scalar = saved["total_loss"]
         trainer._globalstep_last_logged = saved["logged"]
+        trainer._begun_save = saved["begun_save"]
         if trainer.control.should_training_stop:
             self._stop_after(trainer.state.global_step)
 
