@@ -753,6 +753,16 @@ def test_a_caller_whom_a_coordinator_admits_while_it_ends_is_hung_up_on() -> Non
         assert caller.recv(1) == b""
 
 
+def test_a_coordinator_that_has_ended_may_be_stopped_again() -> None:
+    mesh = parse_mesh("2x2")
+    coordinator = CoordinatorServer(listening("127.0.0.1"), SECRET, JobSpec("ours", mesh, (1, 1)))
+    coordinator.close()
+
+    coordinator.stop()
+    with pytest.raises(TimeoutError, match="does not answer"):
+        coordinator.snapshot()
+
+
 LIMITED = """
 import resource, socket, time
 from meshmend.membership.coordinator_server import CoordinatorServer

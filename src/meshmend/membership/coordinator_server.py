@@ -5,6 +5,7 @@ import queue
 import secrets
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ class CoordinatorServer:
         self._is_stopped = False
         self._callers: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._readers: queue.SimpleQueue[queue.SimpleQueue[JobSnapshot]] = queue.SimpleQueue()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # -1: closed
+        self._waking = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self._packed: tuple[Message | None, bytes] = None, b""  # the last message that was sent
@@ -125,9 +127,14 @@ class CoordinatorServer:
         self._report_broken()
 
     def stop(self) -> None:
-        """Make `serve` return soon; any thread may call this."""
+        """Make `serve` return soon; any thread may call this, also after `close`."""
         self._is_stopped = True
-        os.eventfd_write(self._wake_fd, 1)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._waking:  # else another file could get the number of one that is closed
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     def snapshot(self) -> "JobSnapshot":
         """Return how the job is now; any thread but that of `serve` may call this.
@@ -137,7 +144,7 @@ class CoordinatorServer:
         """
         answer: queue.SimpleQueue[JobSnapshot] = queue.SimpleQueue()
         self._readers.put(answer)
-        os.eventfd_write(self._wake_fd, 1)
+        self._wake()
         try:
             return answer.get(timeout=_SNAPSHOT_S)
         except queue.Empty:
@@ -168,7 +175,9 @@ class CoordinatorServer:
         for channel in self._channels.values():
             channel.close()
         self._selector.close()
-        os.close(self._wake_fd)
+        with self._waking:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     def send(self, connection: int, message: Message) -> None:
         """Send a message over a connection; a failure is reported later."""
@@ -192,7 +201,7 @@ class CoordinatorServer:
 
     def _admit(self, connection: socket.socket, request: ConnectRequest) -> None:
         self._callers.put(connection)
-        os.eventfd_write(self._wake_fd, 1)
+        self._wake()
 
     def _handle(self, timeout_s: float) -> None:
         for key, events in self._selector.select(max(0.0, timeout_s)):
