@@ -40,6 +40,28 @@ def test_a_small_payload_is_bound_by_the_way_to_the_farthest_chip() -> None:
     )
 
 
+def test_what_must_reach_several_far_chips_leaves_earlier() -> None:
+    """On a 3x3 torus each chip has four others two hops away, and four links."""
+    bound = limit(parse_mesh("3x3", wrap="all"), UNIT.with_(message_overhead_s=0.5), 4)
+
+    assert bound.kind == "exit"
+    # Two hops, an overhead, and four payloads to four chips. What leaves in the last overhead, or
+    # 0.5 of these 4, reaches one chip, and what leaves before it all four.
+    assert bound.time_s == pytest.approx(2 + 0.5 + 0.5 + (4 - 0.5) / 4)
+    assert bound.describe().endswith("and some of it takes 2 hops to each of 4 chips")
+
+
+def test_without_bytes_so_many_messages_leave_that_all_can_hear() -> None:
+    """On a 5x5 torus four chips are four hops away: a chip's four links may reach them at once.
+
+    Twelve are three hops away, which takes two messages, one after another.
+    """
+    torus, slow = parse_mesh("5x5", wrap="all"), UNIT.with_(message_overhead_s=1.5)
+
+    assert limit(torus, slow, 0).time_s == 3 + 2 * 1.5
+    assert limit(torus, UNIT.with_(message_overhead_s=0.5), 0).time_s == 4 + 0.5
+
+
 def test_a_narrow_way_between_two_halves_binds_with_the_hops_on_both_sides() -> None:
     """Two 2x2 blocks joined by one link: all of the payload crosses it, from corner to corner."""
     mesh = parse_mesh("2x4", fail=["link:0,1-0,2"])

@@ -142,6 +142,15 @@ def one_link_less(bound: Limit) -> float:
     return bound.payload_bytes / (n_links * bound.fabric.link_bandwidth_bytes_per_s)
 
 
+def to_each_alone(bound: Limit) -> float:
+    """A mutant: as if no far chip could hear from another."""
+    way = bound.exit
+    assert way is not None
+    bandwidth = way.capacity * bound.fabric.link_bandwidth_bytes_per_s
+    sent_s = bound.fabric.message_overhead_s + way.n_far * bound.payload_bytes / bandwidth
+    return way.hops * bound.fabric.hop_latency_s + sent_s
+
+
 def halving(n_ranks: int) -> Schedule:
     """Return a sum on a line in messages of 1, 2, 4, ... hops that pass the chips between."""
     rows: list[Row] = []
@@ -156,10 +165,12 @@ def built(mesh: Mesh, name: str) -> Schedule:
 
 
 TORUS, LINE, SQUARE = parse_mesh("8x8x8", wrap="all"), parse_mesh("32"), parse_mesh("4x4")
+ODD = parse_mesh("5x5", wrap="all")
 CATCHES = [
     (hops_on_top, TORUS, built(TORUS, "rings-nd"), FABRICS[2], 1e7, 2),
     (there_and_back, SQUARE, built(SQUARE, "trees"), FABRICS[0], 10.0, 1),
     (overhead_at_every_hop, LINE, halving(32), FABRICS[3], 1.0, 1),
+    (to_each_alone, ODD, built(ODD, "trees"), FABRICS[0], 1e6, 8),
     (one_link_less, SQUARE, built(SQUARE, "trees"), FABRICS[2], 1e9, 32),
 ]
 

@@ -13,8 +13,9 @@ as a bracket, its upper end is used, so the bound stays true. The last message p
 takes one hop to arrive. Here and below, a slow link counts as the part of a link that its speed is.
 
 Exit. All D bytes of a chip leave it over its links, and what leaves last still has to reach the
-chip farthest away: D / (links x B) + overhead + hops x hop latency. The same holds for a set of
-chips and the links around it (`Exit`). In a reduce-scatter a part leaves only if another
+chip farthest away: D / (links x B) + overhead + hops x hop latency. To reach several chips so far
+away it must leave in more messages, or some overheads earlier, so that others can hand it on. The
+same holds for a set of chips and the links around it (`Exit`). In a reduce-scatter a part leaves only if another
 chip owns it, and goes no farther than to its owner; an all-gather is that backwards, and the bound
 is named entry (`owner_exits`). In a sharded update it goes on from there, as an updated weight, to
 the chip farthest from the owner. Owners that are far away bind by hops, and all owners together
@@ -52,7 +53,7 @@ from meshmend.kernels import kernel
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import MeshFigures, mesh_figures
-from meshmend.topology.graph import breadth_first, distances_from_any
+from meshmend.topology.graph import breadth_first, distances_from, distances_from_any
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.packing_number import PackingNumber, packing_number
 from meshmend.topology.pair_cut import pair_cut
@@ -62,6 +63,8 @@ Shares = NDArray[np.float64]  # what part of the payload each rank owns; togethe
 
 _HALVES = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
 
+_MOST_LOOKED_AT = 16  # chips with equal links that are as far from some other
+_HOPS_LOOKED_AT = 8  # of the most: chips nearer are more, but each hop less must be made up for
 _MOST_PARTS = 8  # larger parts of the binding partition that are looked at
 
 
@@ -71,7 +74,8 @@ class Exit:
 
     `hops` counts from the chip inside that is farthest from the links, over one of them, to the
     chip outside that is farthest from them. `share` is the part of the payload that goes so far.
-    `capacity` is what the links carry together, in links of full speed.
+    `capacity` is what the links carry together, in links of full speed. `n_far` chips are so many
+    hops away or more, and all of that part goes to each of them.
     """
 
     n_chips: int
@@ -79,6 +83,7 @@ class Exit:
     n_links: int
     hops: int
     share: float = 1.0
+    n_far: int = 1
     capacity: float = field(kw_only=True)
 
     def describe(self, mesh: Mesh, *, verb: str = "leaves") -> str:
@@ -89,9 +94,10 @@ class Exit:
         chip = mesh.live[self.rank]
         where = f"chip {chip}" if self.n_chips == 1 else f"the {self.n_chips} chips around {chip}"
         what = "the payload" if self.share == 1 else f"{self.share:.3g} of the payload"
+        whom = f" to each of {self.n_far} chips" if self.n_far > 1 else ""
         return (
             f"{what} {verb} {where} over {links}, and some of it takes {self.hops} "
-            f"hop{'s' if self.hops > 1 else ''}"
+            f"hop{'s' if self.hops > 1 else ''}{whom}"
         )
 
 
@@ -179,7 +185,32 @@ class Limit:
     def _exit_s(self, way: Exit) -> float:
         bandwidth = way.capacity * self.fabric.link_bandwidth_bytes_per_s
         bytes_s = way.share * self.payload_bytes / bandwidth
-        return bytes_s + self.fabric.message_overhead_s + way.hops * self.fabric.hop_latency_s
+        overhead_s = self.fabric.message_overhead_s
+        sent_s = overhead_s + bytes_s
+        if way.n_far > 1:
+            most_links = int(mesh_figures(self.packing.mesh).degrees.max())
+            sent_s = _heard_s(way, most_links, bytes_s, overhead_s)
+        return sent_s + way.hops * self.fabric.hop_latency_s
+
+
+def _heard_s(way: Exit, most_links: int, bytes_s: float, overhead_s: float) -> float:
+    """Return the time beyond the hops until each of `n_far` chips has all that leaves.
+
+    `bytes_s` is the time of the bytes if each left once. But a message that leaves only n
+    overheads before the end reaches (1 + most_links)^n chips at most.
+    """
+    n_reached, n_in_all, n_messages = 1, 0, 0
+    left_s, sent_s = way.n_far * bytes_s, overhead_s
+    while n_in_all < way.n_far:
+        n_in_all += way.n_links * n_reached
+        n_messages += 1
+        n_reached *= 1 + most_links
+    n_reached = 1
+    while n_reached < way.n_far and left_s > n_reached * overhead_s:
+        left_s -= n_reached * overhead_s
+        sent_s += overhead_s
+        n_reached *= 1 + most_links
+    return max(n_messages * overhead_s, sent_s + left_s / min(n_reached, way.n_far))
 
 
 def limit(
@@ -300,11 +331,16 @@ def exits(packing: PackingNumber) -> tuple[Exit, ...]:
 
 
 def _exits_of_chips(mesh: Mesh) -> Iterator[Exit]:
+    """Yield for each capacity of links how many chips are so far from one of those farthest out."""
     figures = mesh_figures(mesh)
     for capacity in np.unique(figures.capacities).tolist():
         hops = np.where(figures.capacities == capacity, figures.eccentricities, -1)
-        rank = int(np.argmax(hops))
-        yield Exit(1, rank, int(figures.degrees[rank]), int(hops[rank]), capacity=capacity)
+        farthest_out = np.flatnonzero(hops == hops.max())[:_MOST_LOOKED_AT]
+        counts = [np.bincount(distances_from(mesh, rank)) for rank in farthest_out]
+        n_far = np.cumsum(np.stack(counts)[:, ::-1], axis=1)[:, ::-1]
+        for away in range(int(hops.max()), max(0, int(hops.max()) - _HOPS_LOOKED_AT), -1):
+            rank, n = farthest_out[np.argmax(n_far[:, away])], int(n_far[:, away].max())
+            yield Exit(1, int(rank), int(figures.degrees[rank]), away, n_far=n, capacity=capacity)
 
 
 def _exits_of_parts(mesh: Mesh, part_of: NDArray[np.int32]) -> Iterator[Exit]:
