@@ -17,7 +17,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.packing_number import exact_packing_number
 from meshmend.train.state.digest import load_hash
 from meshmend.transport.dma_program import pack
-from meshmend.trees.meeting_trees import meeting_trees
+from meshmend.trees.spread_trees import spread_trees
 from meshmend.trees.tree_disjoint import disjoint_forest
 
 _HOLE = Mesh((4, 4)).without("2x2@0,2")
@@ -30,7 +30,7 @@ def compile_schedules() -> None:
     plan(_SLIT, "two-roots")
     check_contributions(plan(_TORUS, "exchange").schedule, exact=False)
     disjoint_forest(mesh_figures(_HOLE), 4, 0)
-    meeting_trees(_TORUS, n_trees=1)
+    spread_trees(_TORUS, n_trees=1, n_roots=2)
     for collective in SUMS:
         trees = plan(_HOLE, "trees", collective=collective)
         trees.predicted()

@@ -288,14 +288,14 @@ def test_trees_from_everywhere_keep_links_of_a_broken_torus_busy_from_the_start(
     found = compared(mesh, fabric("wormhole-galaxy"), 512e3, ["auto"])
 
     assert choice.shape is not None
-    assert choice.shape.rooted
+    assert choice.shape.spread
     assert found.ratio(found.winner) < 1.72
 
 
 @pytest.mark.parametrize(
     ("mesh", "machine", "payload_bytes", "most"),
     [
-        (parse_mesh("4x5x7", wrap="all", fail=["0,0,0"]), "reference", 1.3e6, 1.76),  # 1.87 before
+        (parse_mesh("4x5x7", wrap="all", fail=["0,0,0"]), "reference", 1.3e6, 1.66),  # 1.87 before
         (parse_mesh("15x9", wrap="all", fail=["14,5"]), "dojo", 2e7, 1.69),  # 1.80
     ],
     ids=str,
@@ -303,7 +303,7 @@ def test_trees_from_everywhere_keep_links_of_a_broken_torus_busy_from_the_start(
 def test_trees_from_everywhere_do_not_wait_for_each_other_at_every_hop(
     mesh: Mesh, machine: str, payload_bytes: float, most: float
 ) -> None:
-    """Before, a link's load counted in all, not at about as many hops."""
+    """Before, a link's load counted in all, not by what has to leave first."""
     found = compared(mesh, fabric(machine), payload_bytes, ["auto"])
 
     assert found.ratio(found.winner) < most

@@ -90,21 +90,6 @@ def test_no_way_both_ways_is_longer_than_the_shortest_and_the_slack(mesh: Mesh, 
         assert np.all(hops <= distances_from_any(mesh, np.array([owner])) + slack)
 
 
-def test_messages_of_chunks_that_start_at_once_meet_less_often_on_a_channel() -> None:
-    """What is as many hops from its root is under way at the same time, and would wait."""
-
-    def meets(*, at_once: bool) -> float:
-        packing = rooted_packing(mesh, n_trees=128, both_ways=True, slack=0, at_once=at_once)
-        tree, rank = np.nonzero(packing.parents >= 0)
-        moves = np.stack([rank, packing.parents[tree, rank], packing.hops[tree, rank]])
-        counts = np.unique(moves, axis=1, return_counts=True)[1]
-        return float((counts**2).sum())
-
-    mesh = parse_mesh("4x5x7", wrap="all", fail=["0,0,0"])
-
-    assert meets(at_once=True) < 0.97 * meets(at_once=False)
-
-
 @pytest.mark.parametrize(
     ("mesh", "most", "longer"),
     [

@@ -55,9 +55,9 @@ ALL_TO_ALL: Final = frozenset({PAIRS, "relays"})
 ALL_TO_ALL_SKEW: Final = 1.0
 
 # Regions take as long as the longer of their hops and their messages, and this part of the shorter,
-# times 1.22 in the middle of 170 random cases, and 0.86 at least: links are loaded unevenly.
+# times 1.00 in the middle of 67 random cases, and 0.83 at least.
 _REST_OF_REGIONS: Final = 0.3
-_HOPE_OF_REGIONS: Final = 0.85
+_HOPE_OF_REGIONS: Final = 0.82
 
 # 4x4x4, 8x8x8 and 16x16x16, 6x6, 8x8 and 16x16 less a chip, a link or a board: 1.15 to 1.6.
 _BUSIER: Final = 1.15

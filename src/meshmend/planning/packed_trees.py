@@ -12,19 +12,19 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.planning.tree_formula import ROOTED_OVERLAP, Pipeline, TreeFigures
+from meshmend.planning.tree_formula import SPREAD_OVERLAP, Pipeline, TreeFigures
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.schedule.trees import meeting_schedule, tree_schedule
+from meshmend.schedule.trees import spread_schedule, tree_schedule
 from meshmend.simulator.network_program import Program, program_of
 from meshmend.simulator.rules import Progress, Simulation, simulate
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.meeting_trees import MeetingTrees, meeting_trees
 from meshmend.trees.rooted_trees import rooted_packing
+from meshmend.trees.spread_trees import SpreadTrees, spread_trees
 from meshmend.trees.straight_trees import GAP
 from meshmend.trees.tree_counts import pace
 from meshmend.trees.tree_packing import (
@@ -80,6 +80,7 @@ class TreeKind(Enum):
     GAP_FILLING = auto()
     STRAIGHT = auto()
     ROOTED = auto()
+    SPREAD = auto()
     MEETING = auto()
 
 
@@ -92,9 +93,9 @@ class TreeShape:
     `window` there are as many channel-disjoint trees as possible instead. All slices then pass a
     channel within the time of `window` hops. With a `gap` the leaves of the trees fill the gaps of
     the channels. With a seed in `straight` the branches are straight lines. `rooted` trees are made
-    for owners all over the mesh, for one way or `both_ways`, and for chunks that start `at_once` or
-    one after another. `meeting` trees have two roots each, whose sums meet. With `equal` they are
-    made as if all links were equally fast.
+    for owners all over the mesh, for one way or `both_ways`. `spread` trees have one or two roots
+    each, all over the mesh, and all start at once. With `equal` they are made as if all links were
+    equally fast.
     """
 
     n_trees: int
@@ -104,8 +105,7 @@ class TreeShape:
     straight: int | None = None
     rooted: bool = False
     both_ways: bool = False
-    at_once: bool = False
-    meeting: bool = False
+    spread: int = 0
     equal: bool = False
 
     @property
@@ -116,7 +116,7 @@ class TreeShape:
     @property
     def is_quick(self) -> bool:
         """Whether the trees are quicker to make again than to keep."""
-        return self.rooted or self.meeting
+        return self.rooted or self.spread > 0
 
     @property
     def kind(self) -> TreeKind:
@@ -127,8 +127,8 @@ class TreeShape:
             return TreeKind.STRAIGHT
         if self.rooted:
             return TreeKind.ROOTED
-        if self.meeting:
-            return TreeKind.MEETING
+        if self.spread:
+            return TreeKind.SPREAD if self.spread == 1 else TreeKind.MEETING
         return TreeKind.BALANCED if self.gap is None else TreeKind.GAP_FILLING
 
 
@@ -137,7 +137,7 @@ class Trees(Pipelined):
     """A packing of a mesh, ready to be simulated."""
 
     shape: TreeShape
-    packing: TreePacking | MeetingTrees
+    packing: TreePacking | SpreadTrees
 
     @cached_property
     def figures(self) -> TreeFigures:
@@ -146,9 +146,9 @@ class Trees(Pipelined):
         For disjoint trees it is the load upwards only, for trees that fill gaps the pace.
         """
         packing = self.packing
-        if isinstance(packing, MeetingTrees):
+        if isinstance(packing, SpreadTrees):
             return TreeFigures(
-                packing.n_trees, packing.hops / 2, packing.load, ROOTED_OVERLAP, packing.passed
+                packing.n_trees, packing.hops / 2, packing.load, SPREAD_OVERLAP, packing.passed
             )
         load: float = round(packing.max_load * packing.n_trees)
         if self.mesh.has_slow:
@@ -160,14 +160,14 @@ class Trees(Pipelined):
         elif gap is not None and not self.mesh.has_slow:
             goal = pace(mesh_figures(self.mesh), packing.n_trees, gap)
             load = packing.needed_pace(goal, gap)
-        overlap = ROOTED_OVERLAP if self.shape.rooted else 0.0
+        overlap = SPREAD_OVERLAP if self.shape.rooted else 0.0
         return TreeFigures(packing.n_trees, packing.depth, load, overlap)
 
     @cached_property
     def schedule(self) -> Schedule:
         """The allreduce over the trees."""
-        if isinstance(self.packing, MeetingTrees):
-            return meeting_schedule(self.packing)
+        if isinstance(self.packing, SpreadTrees):
+            return spread_schedule(self.packing)
         return tree_schedule(self.packing, Collective.ALLREDUCE)
 
     @property
@@ -176,7 +176,7 @@ class Trees(Pipelined):
 
         Of trees whose sums meet there are two less each way, and four from roots to gates.
         """
-        return 2 * self.packing.n_trees * (self.packing.n_ranks - (not self.shape.meeting))
+        return 2 * self.packing.n_trees * (self.packing.n_ranks - (self.shape.spread != 2))
 
 
 @lru_cache(maxsize=16)
@@ -188,15 +188,15 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
     """
     packing = None
     seen = with_equal_links(mesh) if shape.equal else mesh
-    if shape.meeting:
-        return Trees(mesh, shape, meeting_trees(seen, n_trees=shape.n_trees))
+    if shape.spread:
+        found = spread_trees(seen, n_trees=shape.n_trees, n_roots=shape.spread)
+        return Trees(mesh, shape, found)
     if shape.rooted:
         packing = rooted_packing(
             seen,
             n_trees=shape.n_trees,
             both_ways=shape.both_ways,
             slack=shape.depth_slack,
-            at_once=shape.at_once,
         )
     if shape.window is not None:
         packing = disjoint_packing(seen, window=shape.window)
@@ -212,9 +212,9 @@ def trees_of(mesh: Mesh, shape: TreeShape) -> Trees:
 
 
 def packing_of(mesh: Mesh, shape: TreeShape) -> TreePacking:
-    """Return the trees of a shape whose trees have one root each."""
+    """Return the trees of a shape that go up and down the same ways."""
     packing = trees_of(mesh, shape).packing
-    assert isinstance(packing, TreePacking), "the sums of these trees meet"
+    assert isinstance(packing, TreePacking), "spread trees go down other ways than up"
     return packing
 
 

@@ -295,8 +295,8 @@ def price_of_trees(
 def _words_of(trees: Trees, pipeline: Pipeline) -> str:
     """Return what is said of trees beside their time."""
     figures = trees.figures
-    words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth}"
-    if trees.shape.meeting:
+    words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth:g}"
+    if trees.shape.spread == 2:
         words = f"{figures.n_trees} trees whose sums meet, {2 * figures.depth:.0f} hops"
     if not is_simulated_whole(trees, pipeline):
         words += ", estimated from its first slices"

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from meshmend.planning.packed_trees import TreeKind, Trees, TreeShape, trees_of
-from meshmend.planning.tree_formula import ROOTED_OVERLAP, PipelineRequest, TreeFigures
+from meshmend.planning.tree_formula import SPREAD_OVERLAP, PipelineRequest, TreeFigures
 from meshmend.topology.figures import MeshFigures, mesh_figures
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.meeting_trees import FEWEST_RANKS
+from meshmend.trees.spread_trees import FEWEST_RANKS
 from meshmend.trees.tree_counts import MOST_TREES, least_load, pace, tree_counts
 
 # Found by trying. Losses and gains are what `benchmarks/tune_trees.py` finds on small meshes.
@@ -39,6 +39,9 @@ _MOST_RANKS_TIMES_TREES_ON_TORI = 600_000
 _ROOTED_TREES = (32, 48, 64, 96, 128)
 _MOST_RANKS_WITH_ROOTED = 256
 _MOST_RADII_OF_DIAMETER = 1.25
+# Where the bytes take so many times as long as the hops, links that carry alike are faster: 3x4x4
+# as a torus less a link at 83 MB takes 1.07 times the limit with them, 1.10 with few late messages.
+_LONG_HOPS = 2.0
 # Trees whose sums meet, where that saves hops: on tori and where an axis wraps around. Fewer suit
 # short payloads and long overheads: 4x5x4 with one such axis less four chips at 1 KB
 # (testbed-50mbit) takes 1.82, 1.91, 2.34 times the limit with 16, 32, 64; 12x16 as a torus less 3x5
@@ -106,13 +109,25 @@ def balanced_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigur
             yield TreeShape(n_trees, slack), TreeFigures(n_trees, radius + slack, load)
 
 
-def rooted_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigures]]:
-    """Yield trees whose roots are all over the mesh; none where some chips are far from central."""
+def rooted_shapes(
+    figures: MeshFigures, request: PipelineRequest
+) -> Iterator[tuple[TreeShape, TreeFigures]]:
+    """Yield trees whose roots are all over the mesh; none where some chips are far from central.
+
+    Long payloads need links that carry alike, others that few messages are late.
+    """
     if _may_root_anywhere(figures):
+        fabric, n_links = request.fabric, max(1, len(figures.mesh.links))
+        bytes_s = request.payload_bytes / fabric.link_bandwidth_bytes_per_s / n_links
+        hops_s = 2 * figures.radius * (fabric.hop_latency_s + fabric.message_overhead_s)
+        is_long = request.n_ranks * bytes_s > _LONG_HOPS * hops_s
         for n_trees in _ROOTED_TREES:
             load = least_load(figures, n_trees)
-            likely = TreeFigures(n_trees, figures.diameter, load, ROOTED_OVERLAP)
-            yield TreeShape(n_trees, 0, rooted=True, both_ways=True, at_once=True), likely
+            likely = TreeFigures(n_trees, figures.diameter, load, SPREAD_OVERLAP)
+            if is_long:
+                yield TreeShape(n_trees, 0, rooted=True, both_ways=True), likely
+            else:
+                yield TreeShape(n_trees, spread=1), likely
 
 
 def meeting_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigures]]:
@@ -121,8 +136,8 @@ def meeting_shapes(figures: MeshFigures) -> Iterator[tuple[TreeShape, TreeFigure
     if hops < 2 * figures.radius:
         for n_trees in _MEETING_TREES:
             load = math.ceil(n_trees * figures.mesh.n_live / max(1, len(figures.mesh.links)))
-            likely = TreeFigures(n_trees, hops / 2, load, ROOTED_OVERLAP, hops - stops)
-            yield TreeShape(n_trees, meeting=True), likely
+            likely = TreeFigures(n_trees, hops / 2, load, SPREAD_OVERLAP, hops - stops)
+            yield TreeShape(n_trees, spread=2), likely
 
 
 def least_tree_hops(figures: MeshFigures) -> tuple[int, int]:
@@ -217,7 +232,7 @@ def _packed_by_formula(figures: MeshFigures, request: PipelineRequest) -> dict[T
     gap_filling = list(gap_filling_shapes(figures, request))
     shapes = [
         *balanced_shapes(figures),
-        *rooted_shapes(figures),
+        *rooted_shapes(figures, request),
         *meeting_shapes(figures),
         *disjoint_shapes(figures, request),
     ]
@@ -242,7 +257,7 @@ def optimistic_s(mesh: Mesh, request: PipelineRequest) -> float:
     figures = mesh_figures(mesh)
     shapes = (
         *balanced_shapes(figures),
-        *rooted_shapes(figures),
+        *rooted_shapes(figures, request),
         *meeting_shapes(figures),
     )
     hopes = [likely for _, likely in shapes]

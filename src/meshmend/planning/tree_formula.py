@@ -20,7 +20,7 @@ _NUMBERS_OF_SLICES = sorted({round(2 ** (step / 8)) for step in range(81)})
 _ROUNDING = 1e-9
 # Trees from everywhere: 6x16 as a torus less a link at 5.6 MB takes as long as its hops and 0.3
 # times as long as its bytes.
-ROOTED_OVERLAP = 0.7
+SPREAD_OVERLAP = 0.7
 
 
 @dataclass(frozen=True)

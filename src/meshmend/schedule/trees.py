@@ -27,8 +27,8 @@ each side has a root, both roots send their sums to a gate in each gap, past chi
 and the gates broadcast the total (`trees/two_root_trees.py`). A gate adds one sum to the other, and
 a sum of two is the same whichever comes first. So all chips get the same bits.
 
-**Trees whose sums meet** have two roots each, and two gates that add both sums
-(`trees/meeting_trees.py`). Sums go straight from root to gate, past chips without stopping.
+**Spread trees** have one root each, or two roots and two gates that add both sums
+(`trees/spread_trees.py`). Sums go straight from root to gate, past chips without stopping.
 
 **`colours`** sums each colour of a tiling up trees of its own, all at the same time
 (`trees/colour_trees.py`). Each colour has an equal part of the payload. A tree also passes chips of
@@ -62,8 +62,8 @@ from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.axis_trees import axis_tree_packing, straight_to
 from meshmend.trees.colour_trees import ColourTrees
-from meshmend.trees.meeting_trees import MeetingTrees
 from meshmend.trees.rooted_trees import rooted_chunks_each, rooted_packing
+from meshmend.trees.spread_trees import SpreadTrees
 from meshmend.trees.tree_counts import MOST_TREES, least_load, tree_counts
 from meshmend.trees.tree_packing import TreePacking, tree_packing
 from meshmend.trees.two_root_trees import Carry, Ranks, TwoRootTrees, two_root_trees
@@ -155,10 +155,10 @@ def _hops_below(depth: NDArray[np.int32], takers: NDArray[np.int32]) -> NDArray[
     return below
 
 
-def meeting_schedule(trees: MeetingTrees) -> Schedule:
-    """Return the allreduce over trees whose sums meet.
+def spread_schedule(trees: SpreadTrees) -> Schedule:
+    """Return the allreduce over spread trees.
 
-    A gate takes one root's sum when its own has left, and adds the other's.
+    If they have two roots, a gate takes one's sum when its own has left, and adds the other's.
     """
     tree, rank = np.nonzero(trees.up >= 0)
     far_first = np.argsort(-trees.up_hops[tree, rank], kind="stable")
@@ -168,15 +168,16 @@ def meeting_schedule(trees: MeetingTrees) -> Schedule:
     near_first = np.argsort(trees.down_hops[tree, rank], kind="stable")
     tree, rank = tree[near_first], rank[near_first]
     down = Rows(trees.down[tree, rank], rank, tree, tree + 1, COPY)
-    tree, gate = np.repeat(np.arange(trees.n_trees), 2), trees.gates.reshape(-1)
-    one, other = (np.repeat(trees.roots[:, side], 2) for side in (0, 1))
-    return schedule_of(
-        [
-            ("reduce up", up),
+    phases: list[NamedRows] = [("reduce up", up), ("broadcast down", down)]
+    if trees.roots.shape[1] == 2:
+        tree, gate = np.repeat(np.arange(trees.n_trees), 2), trees.gates.reshape(-1)
+        one, other = (np.repeat(trees.roots[:, side], 2) for side in (0, 1))
+        phases[1:1] = [
             ("carry one sum", Rows(one, gate, tree, tree + 1, COPY)),
             ("meet", Rows(other, gate, tree, tree + 1, REDUCE)),
-            ("broadcast down", down),
-        ],
+        ]
+    return schedule_of(
+        phases,
         algorithm="trees",
         collective=Collective.ALLREDUCE,
         owners=trees.gates[:, 0],

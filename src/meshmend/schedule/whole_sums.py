@@ -8,18 +8,19 @@ around any holes. But each chip gets n - 1 payloads: this is for short payloads 
 between. Every message pays its overhead once, whatever its hops, so a payload of some bytes takes
 as long as the limit says.
 
-**`flood`** hands payloads on from neighbour to neighbour, so that a link carries each payload once.
-Where two ways are equally short, half of the payload takes each.
+**`flood`** hands payloads on from neighbour to neighbour on shortest ways, so that a chip gets each
+payload once. Of equally short ways those are taken on which the fewest messages are late
+(`trees/ways.py`).
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.schedule.ring_builders import NamedRows
 from meshmend.schedule.table import COPY, REDUCE, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.graph import all_distances
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.ways import Ways
 
 MOST_CHIPS = 255  # a row names its buffers in one byte
 
@@ -52,39 +53,15 @@ def flood(mesh: Mesh, collective: Collective) -> Schedule:
         UnsupportedError: too many chips.
     """
     check_whole_sums(mesh, "flood")
-    hops, n_ports = all_distances(mesh), mesh.neighbor_ranks.shape[1]
-    first = _senders(mesh, hops, range(n_ports))
-    second = _senders(mesh, hops, range(n_ports - 1, -1, -1))
+    hops = all_distances(mesh)
+    senders, _ = Ways(mesh).back(hops)
     origin, target = np.nonzero(hops)
-    one, other = first[origin, target], second[origin, target]
-    whole = one == other
-    parts = [(one, 0, 2, whole), (one, 0, 1, ~whole), (other, 1, 2, ~whole)]
-    columns = [
-        (
-            origin[which],
-            sender[which],
-            target[which],
-            lo + 0 * target[which],
-            hi + 0 * target[which],
-        )
-        for sender, lo, hi, which in parts
-    ]
-    table = np.concatenate([np.array(each) for each in columns], axis=1)
     # The nearest first, so that whoever hands a payload on has it.
-    near_first = np.argsort(hops[table[0], table[2]], kind="stable")
-    origin, sender, target, lo, hi = table[:, near_first]
-    rows = Rows(sender, target, lo, hi, COPY, origin, origin)
-    return _schedule(mesh, collective, "flood", [("hand on", rows)], n_chunks=2)
-
-
-def _senders(mesh: Mesh, hops: NDArray[np.int32], ports: range) -> NDArray[np.int64]:
-    """Return who hands the payload of each rank (first axis) to each other, by the first port."""
-    senders = np.full(hops.shape, -1, dtype=np.int64)
-    for port in ports:
-        beside = mesh.neighbor_ranks[:, port]
-        is_nearer = (beside >= 0) & (hops[:, beside] == hops - 1) & (senders < 0)
-        senders = np.where(is_nearer, beside, senders)
-    return senders
+    near_first = np.argsort(hops[origin, target], kind="stable")
+    origin, target = origin[near_first], target[near_first]
+    sender, lo = senders[origin, target], 0 * target
+    rows = Rows(sender, target, lo, lo + 1, COPY, origin, origin)
+    return _schedule(mesh, collective, "flood", [("hand on", rows)], n_chunks=1)
 
 
 def _schedule(

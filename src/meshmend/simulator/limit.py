@@ -15,11 +15,11 @@ takes one hop to arrive. Here and below, a slow link counts as the part of a lin
 Exit. All D bytes of a chip leave it over its links, and what leaves last still has to reach the
 chip farthest away: D / (links x B) + overhead + hops x hop latency. To reach several chips so far
 away it must leave in more messages, or some overheads earlier, so that others can hand it on. The
-same holds for a set of chips and the links around it (`Exit`). In a reduce-scatter a part leaves only if another
-chip owns it, and goes no farther than to its owner; an all-gather is that backwards, and the bound
-is named entry (`owner_exits`). In a sharded update it goes on from there, as an updated weight, to
-the chip farthest from the owner. Owners that are far away bind by hops, and all owners together
-bind by bytes, so each number of hops is a bound of its own.
+same holds for a set of chips and the links around it (`Exit`). In a reduce-scatter a part leaves
+only if another chip owns it, and goes no farther than to its owner; an all-gather is that
+backwards, and the bound is named entry (`owner_exits`). In a sharded update it goes on from there,
+as an updated weight, to the chip farthest from the owner. Owners that are far away bind by hops,
+and all owners together bind by bytes, so each number of hops is a bound of its own.
 
 All-to-all. Nothing is added, so no packing bounds it. `pair_cut` bounds its bandwidth, and it has
 the exits of a reduce-scatter: a chip's block for another goes as far as that one.

@@ -6,7 +6,7 @@ A tree sums all chips at one root and sends the total back: twice the hops to th
 many hops as a region is deep and the mesh is wide, and a payload for each region.
 
 A chunk has centres of its own, so that together chunks load all links alike. The ways are shortest
-ways; where several are, each takes the link that has carried the least. Ways of any length up to
+ways, those on which the fewest messages are late (`trees/ways.py`). Ways of any length up to
 the longest, which would load links more evenly, were up to 7 % slower: messages met.
 
 Knows nothing of bytes and seconds.
@@ -18,11 +18,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.kernels import kernel
 from meshmend.topology.graph import all_distances
 from meshmend.topology.mesh import Mesh
-from meshmend.trees.rooted_trees import least_loaded_port, no_loads_at_hops
-from meshmend.trees.tree_forest import random_state
+from meshmend.trees.ways import Ways
 
 Ranks = NDArray[np.int32]
 
@@ -54,20 +52,12 @@ def region_trees(mesh: Mesh, *, n_regions: int, n_chunks: int) -> RegionTrees:
     centres = _drawn_centres(hops, n_regions, n_chunks)
     hops_out = hops[centres]
     hops_in = hops_out.min(axis=1)
-    neighbors = mesh.neighbor_ranks
-    n_ranks, n_ports = neighbors.shape
-    slowness = np.rint(256 / mesh.port_speeds).astype(np.int64)
-    outwards = np.arange(n_ranks * n_ports, dtype=np.int32).reshape(n_ranks, n_ports)
-    opposite = np.arange(n_ports, dtype=np.int32) ^ 1
-    inwards = np.where(neighbors >= 0, neighbors * n_ports + opposite, outwards).astype(np.int32)
-    loads, random = np.zeros(n_ranks * n_ports, dtype=np.int32), random_state(0)
-    # Counted as for trees from everywhere, regions were as often slower as faster.
-    loads_at_hops = no_loads_at_hops(loads.size, most_hops=None)
-    joins = shortest_ways(neighbors, outwards, slowness, hops_in, loads, loads_at_hops, random)
+    ways = Ways(mesh)
+    joins, _ = ways.to(hops_in)
     # All chunks of a region, then those of the next, as they are handed on.
-    by_region = hops_out.transpose(1, 0, 2).reshape(-1, n_ranks)
-    sources = shortest_ways(neighbors, inwards, slowness, by_region, loads, loads_at_hops, random)
-    by_chunk = sources.reshape(n_regions, n_chunks, n_ranks).transpose(1, 0, 2)
+    by_region = hops_out.transpose(1, 0, 2).reshape(-1, mesh.n_live)
+    sources, _ = ways.back(by_region)
+    by_chunk = sources.reshape(n_regions, n_chunks, mesh.n_live).transpose(1, 0, 2)
     return RegionTrees(centres, joins, hops_in, by_chunk, hops_out)
 
 
@@ -89,17 +79,3 @@ def _drawn_centres(hops: Ranks, n_regions: int, n_chunks: int) -> Ranks:
             if (size := (float(near.max()), float(near.mean()))) < smallest:
                 centres[chunk], smallest = drawn, size
     return centres
-
-
-@kernel
-def shortest_ways(neighbors, counters, slowness, hops, loads, loads_at_hops, random):  # type: ignore[no-untyped-def]
-    """Return each rank's neighbour one hop nearer in each tree, and count it; -1 at zero hops."""
-    parents = np.full(hops.shape, -1, dtype=np.int32)
-    for tree in range(len(hops)):
-        for rank in range(len(neighbors)):
-            if hops[tree, rank]:
-                port = least_loaded_port(
-                    neighbors, counters, slowness, hops[tree], loads, loads_at_hops, random, rank
-                )
-                parents[tree, rank] = neighbors[rank, port]
-    return parents

@@ -100,14 +100,11 @@ def rooted_packing(
     n_trees: int,
     both_ways: bool,
     slack: int | None = None,
-    at_once: bool = False,
 ) -> TreePacking:
     """Return trees from owners all over the mesh, with as little as can be on any channel.
 
     With `both_ways` it is as little as can be on any link, up and down together, as far as ways
-    `slack` hops longer than the shortest allow. If all chunks start `at_once`, messages of as many
-    hops take different links where they can, because they are under way at the same time.
-    Deterministic. Time grows with chunks x ranks.
+    `slack` hops longer than the shortest allow. Deterministic. Time grows with chunks x ranks.
     """
     if slack is None:
         slack = SLACK_HOPS_BOTH_WAYS if both_ways else SLACK_HOPS
@@ -118,12 +115,7 @@ def rooted_packing(
     random = random_state(0)
     counters = _counters(mesh.neighbor_ranks, both_ways=both_ways)
     slowness = np.rint(256 / mesh.port_speeds).astype(np.int64)
-    loads_at_hops = no_loads_at_hops(
-        counters.size, most_hops=mesh_figures(mesh).diameter if at_once else None
-    )
-    ports, loads, hops = _grown(
-        mesh.neighbor_ranks, counters, slowness, owners, loads_at_hops, random
-    )
+    ports, loads, hops = _grown(mesh.neighbor_ranks, counters, slowness, owners, random)
     ways, farthest = hops.copy(), int(hops.max(initial=0))
     if both_ways:
         # Few ways need to be long, and most of those not by much.
@@ -157,13 +149,8 @@ def _counters(neighbors: Ranks, *, both_ways: bool) -> Ranks:
     return np.where(neighbors >= 0, beside, own)
 
 
-def no_loads_at_hops(n_channels: int, *, most_hops: int | None) -> NDArray[np.int32]:
-    """Return that no channel carries anything after any number of hops; None: hops do not count."""
-    return np.zeros((n_channels, 0 if most_hops is None else most_hops + 2), dtype=np.int32)
-
-
 @kernel
-def _grown(neighbors, counters, slowness, owners, loads_at_hops, random):  # type: ignore[no-untyped-def]
+def _grown(neighbors, counters, slowness, owners, random):  # type: ignore[no-untyped-def]
     """Return shortest ways: each rank's port to its parent in each tree, loads, and hops."""
     n_chunks, (n_ranks, n_ports) = len(owners), neighbors.shape
     ports = np.full((n_chunks, n_ranks), -1, dtype=np.int32)
@@ -174,18 +161,16 @@ def _grown(neighbors, counters, slowness, owners, loads_at_hops, random):  # typ
         breadth_first(neighbors, owners[chunk], hops[chunk], order)
         for rank in order[1:]:
             ports[chunk, rank] = least_loaded_port(
-                neighbors, counters, slowness, hops[chunk], loads, loads_at_hops, random, rank
+                neighbors, counters, slowness, hops[chunk], loads, random, rank
             )
     return ports, loads, hops
 
 
 @kernel
-def least_loaded_port(neighbors, counters, slowness, hops, loads, loads_at_hops, random, rank):  # type: ignore[no-untyped-def]
+def least_loaded_port(neighbors, counters, slowness, hops, loads, random, rank):  # type: ignore[no-untyped-def]
     """Return the port of a rank to a neighbour with fewer hops, and count it.
 
-    Of several it is the one whose channel has carried the least, a slow one counts more. With
-    `loads_at_hops` (channels, hops) what it carries after as many hops counts three times, after
-    one hop more or fewer twice: these are under way at about the same time, and would meet.
+    Of several it is the one whose channel has carried the least, a slow one counts more.
     """
     n_ports, far = neighbors.shape[1], hops[rank]
     best, least = -1, 0
@@ -195,18 +180,10 @@ def least_loaded_port(neighbors, counters, slowness, hops, loads, loads_at_hops,
         beside = neighbors[rank, port]
         if beside < 0 or hops[beside] >= far:
             continue
-        load = loads[counters[rank, port]] + 1
-        if loads_at_hops.shape[1]:
-            load += loads_at_hops[rank * n_ports + port, far]
-        load *= slowness[rank, port]
+        load = (loads[counters[rank, port]] + 1) * slowness[rank, port]
         if best < 0 or load < least:
             best, least = port, load
     loads[counters[rank, best]] += 1
-    if loads_at_hops.shape[1]:
-        channel = rank * n_ports + best
-        loads_at_hops[channel, far] += 2
-        loads_at_hops[channel, far - 1] += 1
-        loads_at_hops[channel, far + 1] += 1
     return best
 
 
