@@ -191,6 +191,31 @@ def _without_newest(folder: Path, copy: Path) -> Path:
     return copy
 
 
+@pytest.mark.parametrize(("n_chips", "is_asked"), [(2, True), (4, False)])
+def test_chips_are_asked_whether_to_stop_only_where_all_have_samples(
+    n_chips: int, is_asked: bool
+) -> None:
+    """More chips may have come than a batch has samples; to ask them would end the job."""
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    from meshmend.train.hf import Trainer
+
+    asked: list[int] = []
+
+    def all_reduce(flag: int) -> int:
+        asked.append(flag)
+        return 1
+
+    job: Any = SimpleNamespace(world_size=n_chips, all_reduce=all_reduce)
+    trainer: Any = SimpleNamespace(
+        _batch=2,
+        callback_handler=SimpleNamespace(callbacks=[SimpleNamespace()]),
+        control=SimpleNamespace(should_training_stop=False),
+    )
+
+    assert Trainer._is_stopping(trainer, job) == is_asked
+    assert asked == [0] * is_asked
+
+
 def test_a_chip_that_joins_takes_over_what_a_script_has_logged() -> None:
     """Numbers of NumPy and tensors too, which plain `transformers` cannot save either."""
     pytest.importorskip("transformers", reason="the extra hf is not installed")

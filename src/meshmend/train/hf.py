@@ -85,7 +85,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
     ) -> Any:
         per_chip = args.per_device_train_batch_size * args.gradient_accumulation_steps
         batch = per_chip * worker_environment().n_live_at_start
-        self._epoch_steps = len(self.train_dataset) / batch
+        self._batch, self._epoch_steps = batch, len(self.train_dataset) / batch
         max_steps = self._n_steps()
         self._init_training_state(
             max_steps,
@@ -180,10 +180,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
     def _is_stopping(self, job: Job) -> bool:
         """Whether a callback ends the training on any chip: one of a script may look at a clock.
 
-        Those of transformers look at what all chips know alike, so they need not be asked.
+        Those of transformers look at what all chips know alike, so they need not be asked. Where
+        chips have no samples, because more have come than there were at first, none can be asked.
         """
         callbacks = self.callback_handler.callbacks
-        if all(type(each).__module__.startswith("transformers.") for each in callbacks):
+        is_alike = all(type(each).__module__.startswith("transformers.") for each in callbacks)
+        if is_alike or self._batch < job.world_size:
             return bool(self.control.should_training_stop)
         return bool(job.all_reduce(int(self.control.should_training_stop)))
 
