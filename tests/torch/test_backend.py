@@ -526,6 +526,36 @@ def test_a_collective_in_a_fork_is_refused(tmp_path: Path) -> None:
     ), ended.stderr
 
 
+_COUNTS_COMPILING = """
+import os
+from unittest import mock
+import torch.distributed as dist
+import meshmend.torch
+from meshmend.torch import group_factory
+
+os.environ["MESHMEND_MESH"] = "1"
+with mock.patch.object(group_factory, "compile_once") as compiled:
+    dist.init_process_group("meshmend", store=dist.HashStore(), rank=0, world_size=1)
+    dist.new_group([0])
+    print(compiled.call_count)
+    dist.destroy_process_group()
+    os.environ["MESHMEND_CHIP"] = "0"
+    dist.init_process_group("meshmend", store=dist.HashStore(), rank=0, world_size=1)
+    print(compiled.call_count)
+"""
+
+
+def test_ranks_that_another_launcher_started_compile_once_before_peers_can_wait(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_COUNTS_COMPILING)
+
+    ended = run_forked(str(script))
+
+    assert ended.stdout == "1\n1\n", ended.stderr
+
+
 def test_payloads_are_cut_by_their_size_and_by_the_shape_of_the_schedule() -> None:
     from meshmend.schedule.ring_builders import rank_ring
     from meshmend.schedule.spanning import broadcast

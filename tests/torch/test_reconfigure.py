@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from commanding import Ended, meshmend_run
+from forked_script import run_forked
 from meshmend.errors import ReconfigureError
 
 torch = pytest.importorskip("torch")
@@ -24,7 +25,7 @@ needs_torch_214 = pytest.mark.skipif(not HAS_PYTHON_BACKENDS, reason="torch has 
 
 # Each check is a function of its name; every rank prints the name when it has passed.
 CHECKS = """
-import os, sys, time, threading
+import functools, os, sys, time, threading
 from datetime import timedelta
 import torch, torch.distributed as dist
 import meshmend.torch
@@ -252,6 +253,28 @@ def a_sum_that_begins_while_the_group_is_made_again_fails():
         raise AssertionError("ran in the new group")
     sums(21)
 
+def what_gloo_does_fails_if_a_rank_does_not_connect_and_the_rest_goes_on():
+    parts = sys.modules["meshmend.torch.reconfigurable_group"]
+    late, limit = parts.LateGloo, parts._GLOO_CONNECTS
+    parts._GLOO_CONNECTS = timedelta(seconds=1)
+    if first == 0:
+        parts.LateGloo = functools.partial(late, latest_s=3600)
+    again(75, handles())
+    if first:
+        try:
+            dist.all_gather_object([None] * n, first)
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("gathered")
+    meet()
+    sums(21)
+    parts.LateGloo, parts._GLOO_CONNECTS = late, limit
+    again(76, handles())
+    everything = [None] * n
+    dist.all_gather_object(everything, first)
+    assert everything == list(range(n))
+
 def backend_is_right():
     backend = dist.get_backend_impl(None, torch.device("cpu"))
     return (backend.rank(), backend.size()) == (dist.get_rank(), dist.get_world_size())
@@ -463,6 +486,36 @@ def test_beside_a_backend_for_another_kind_of_device(tmp_path: Path) -> None:
         assert ended.stdout.count("refused") == ended.stdout.count("done") == 5, ended.stderr
     else:
         assert "needs torch 2.14 or newer, but this is torch" in ended.stderr
+
+
+_A_PLAIN_GROUP = """
+import os
+from types import SimpleNamespace
+import torch.distributed as dist
+import meshmend.torch
+
+os.environ["MESHMEND_MESH"] = "1"
+dist.init_process_group("meshmend", store=dist.HashStore(), rank=0, world_size=1)
+group = dist.group.WORLD
+assert not group.supports_reconfigure
+options = SimpleNamespace(uuid=1, handles=[])
+for call in (group.get_reconfigure_handle, lambda: group.reconfigure(options)):
+    try:
+        call()
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_a_group_that_was_not_made_for_it_refuses_to_be_made_again(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(_A_PLAIN_GROUP)
+
+    ended = run_forked(str(script))
+
+    line = "reconfigure needs a process group that was made for it, but this one was not; make the "
+    line += "default group with init_process_group(..., enable_reconfigure=True)\n"
+    assert ended.stdout == 2 * line, ended.stderr
 
 
 def test_the_backend_of_one_kind_of_device_alone_is_a_whole_group(tmp_path: Path) -> None:

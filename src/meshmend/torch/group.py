@@ -20,7 +20,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map_only
 
-from meshmend.errors import StoppedError, TransportError
+from meshmend.errors import ReconfigureError, StoppedError, TransportError
 from meshmend.planning.catalogue import AUTO_ON_ONE_HOST, Catalogue, CollectiveCall
 from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.settings import Settings
@@ -463,6 +463,17 @@ class MeshmendGroup(dist.ProcessGroup):  # type: ignore[misc]  # untyped
             self._late.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
+
+    def get_reconfigure_handle(self) -> str:
+        """Refuse: c10d would give that of the Gloo inside."""
+        raise ReconfigureError(
+            "reconfigure needs a process group that was made for it, but this one was not; make "
+            "the default group with init_process_group(..., enable_reconfigure=True)"
+        )
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Refuse: c10d would make the Gloo inside again, and leave our schedules as they were."""
+        self.get_reconfigure_handle()
 
     def shutdown(self) -> None:
         """Wait a second for running collectives, interrupt the rest, and close all connections."""

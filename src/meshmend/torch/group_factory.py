@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from meshmend.config import COORDINATOR, FAIL, MESH
+from meshmend.config import CHIP, COORDINATOR, FAIL, MESH
 from meshmend.errors import InputError
+from meshmend.planning.compile_once import compile_once
 from meshmend.planning.environment import settings_from
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
@@ -55,6 +56,8 @@ def create_group(options: Any, given: Any = None) -> Any:
             f"{type(given).__name__}"
         )
     settings = given or _settings_of_world() or settings_from(os.environ)
+    if not dist.is_initialized() and not CHIP.value_in(os.environ):  # our launchers have done it
+        compile_once()  # else every rank would, in its first collective, and peers wait for it
     if asks_for_reconfigure(options) and not is_one_of_several():
         return ReconfigurableGroup(options, settings)
     if options.group_size == 1 and not dist.is_initialized() and COORDINATOR.value_in(os.environ):

@@ -56,6 +56,7 @@ from meshmend.transport.tasks import Task
 _log = logging.getLogger("meshmend.torch")
 
 _NO_HANDLE: Final = "reconfigure needs handles of the backend meshmend, but got"
+_GLOO_CONNECTS: Final = timedelta(minutes=1)  # else it waits for a rank that has left again
 _SHOWN: Final = 60  # characters of a text that is no handle
 
 Word = Annotated[str, msgspec.Meta(max_length=_SHOWN, pattern=r"^[ -~]*\Z")]  # can be printed
@@ -96,6 +97,7 @@ def parse_handles(texts: Sequence[str], mine: str) -> list[GroupHandle]:
     """
     handles = [_parsed(text) for text in texts]
     own = _parsed(mine)
+    first_of: dict[Chip, int] = {}
     for at, handle in enumerate(handles):
         chip = format_chip(handle.chip)
         if handle.job != own.job:
@@ -107,8 +109,7 @@ def parse_handles(texts: Sequence[str], mine: str) -> list[GroupHandle]:
                 f"reconfigure needs handles of one mesh, but handle {at} (chip {chip}) is of "
                 f"{handle.shape} wrap {handle.wrap}, and this rank of {own.shape} wrap {own.wrap}"
             )
-        before = next(i for i, other in enumerate(handles) if other.chip == handle.chip)
-        if before != at:
+        if (before := first_of.setdefault(handle.chip, at)) != at:
             raise ReconfigureError(
                 f"reconfigure needs one handle for each chip, but handles {before} and {at} are "
                 f"both of chip {chip}"
@@ -281,6 +282,7 @@ class ReconfigurableGroup(MeshmendGroup):
             self._rank,
             self._size,
             self.options._timeout,
+            connect=min(_GLOO_CONNECTS, self.options._timeout),
             first=leave,
         )
         is_on_gloo = transport.device_type == NO_DEVICE

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from meshmend.errors import InputError, MissingPackageError
+from meshmend.planning.compile_once import compile_once
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip
 from meshmend.topology.figures import mesh_figures
@@ -52,6 +53,7 @@ class MeshmendReplicas(Wrapper):  # type: ignore[misc]  # untyped
                 f"a replica needs a live chip of the mesh {self._settings.mesh}, but got {chip}"
             )
         self._chip = chip
+        compile_once()  # else in the first quorum, while the other replicas wait
 
     @property
     def replica_id(self) -> str:
