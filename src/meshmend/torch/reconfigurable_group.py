@@ -56,7 +56,6 @@ from meshmend.transport.tasks import Task
 _log = logging.getLogger("meshmend.torch")
 
 _NO_HANDLE: Final = "reconfigure needs handles of the backend meshmend, but got"
-_GLOO_CONNECTS: Final = timedelta(minutes=1)  # else it waits for a rank that has left again
 _SHOWN: Final = 60  # characters of a text that is no handle
 
 Word = Annotated[str, msgspec.Meta(max_length=_SHOWN, pattern=r"^[ -~]*\Z")]  # can be printed
@@ -282,7 +281,6 @@ class ReconfigurableGroup(MeshmendGroup):
             self._rank,
             self._size,
             self.options._timeout,
-            connect=min(_GLOO_CONNECTS, self.options._timeout),
             first=leave,
         )
         is_on_gloo = transport.device_type == NO_DEVICE
