@@ -16,7 +16,7 @@ file is written after every cell, so that a run that is broken off leaves what i
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -32,6 +32,7 @@ from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import fabric
 from meshmend.topology.mesh import Mesh
+from meshmend.topology.symmetry import stand_in
 from meshmend.topology.text import parse_mesh
 from meshmend.trees.tree_counts import MOST_TREES
 from meshmend.units import parse_bytes
@@ -121,6 +122,11 @@ FAMILIES_OF_TREES: dict[str, tuple[Recognise, Patch]] = {
     ),
     "disjoint trees": (_is(TreeKind.DISJOINT), (tree_finalists, "disjoint_shapes", _none)),
     "leaves fill gaps": (_is(TreeKind.GAP_FILLING), (tree_finalists, "gap_filling_shapes", _none)),
+    "trees from everywhere": (
+        _has(lambda shape: shape.kind in (TreeKind.ROOTED, TreeKind.SPREAD)),
+        (tree_finalists, "rooted_shapes", _none),
+    ),
+    "trees whose sums meet": (_is(TreeKind.MEETING), (tree_finalists, "meeting_shapes", _none)),
     "many trees on tori": (
         _has(lambda shape: shape.n_trees > MOST_TREES),
         (tree_finalists, "_many_on_tori", _none),
@@ -160,7 +166,8 @@ def without(families: Sequence[str]) -> Iterator[None]:
 
 
 def asked(question: Question) -> tuple[Price, Choice]:
-    """Return what `auto` costs for exactly this payload, and what it chose."""
+    """Return what `auto` costs for exactly this payload, and what it chose, on the stand-in."""
+    question = replace(question, mesh=stand_in(question.mesh).mesh)
     choice = choose(
         question.mesh, question.fabric, question.payload_bytes, collective=question.collective
     )
