@@ -200,6 +200,22 @@ class Task:
     def losses(self, params, batch):
         return losses(params, batch) * self.by
 
+factor = 1.0
+
+def by_factor(params, batch):
+    return losses(params, batch) * factor
+
+def losses_of_two_jobs():
+    global factor
+    found = []
+    for factor in (1.0, 2.0):
+        job = of(loss=by_factor)
+        for batch in job:
+            job.step(batch)
+            break
+        found.append(job.loss)
+    return found[1] / found[0]
+
 def of_method(task):
     job = of(loss=task.losses)
     for batch in job:
@@ -264,7 +280,7 @@ print(json.dumps([said(call) for call in (
     lambda: of_globals("weight", optax.sgd(0.1)),
     lambda: of_globals("mean", optax.sgd(0.1)),
     lambda: of_method(Task()),
-)]))
+)] + [losses_of_two_jobs()]))
 """
 
 
@@ -360,6 +376,7 @@ def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) ->
         None,
         None,
         STALE.format("an attribute of Task"),
+        2.0,  # the second job compiles anew
     ]
     assert said[5].startswith("JaxJob needs an optimizer of optax, such as optax.adam(1e-3), but")
 

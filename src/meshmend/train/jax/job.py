@@ -13,6 +13,7 @@ If the mesh changed meanwhile, the step does not count, and the new share of the
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -25,12 +26,22 @@ from meshmend.train.core.job_core import JobCore, JobSettings, n_notes_of
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.jax.learner import N_TRIED, JaxLearner, checked_params, numpy_array
 from meshmend.train.jax.outside_values import OutsideValues
-from meshmend.train.jax.program import FlatTree, Loss, Tree, jax_program, shared_programs
+from meshmend.train.jax.program import (
+    FlatTree,
+    JaxProgram,
+    Loss,
+    Tree,
+    jax_program,
+    shared_programs,
+)
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.fingerprint import job_fingerprint, parameter_words, sample_words
 from meshmend.train.state.resume import Resume
 from meshmend.train.state.state_tree import ARRAYS, Array, map_state
+
+# What the programs of earlier jobs of this process have read; a notebook may make several jobs.
+_outside_of: WeakKeyDictionary[JaxProgram, OutsideValues] = WeakKeyDictionary()
 
 
 def stacked(samples: Sequence[Tree]) -> Tree:
@@ -124,7 +135,10 @@ class JaxJob(ChipJob):
             batch, environment.n_live_at_start, by_speed=n_notes > 0
         )
         flat = FlatTree.of(checked_params(params), n_notes)
-        program = jax_program(loss, optimizer, flat, seed if random_keys else None)
+        arguments = loss, optimizer, flat, seed if random_keys else None
+        program = jax_program(*arguments)
+        if program in _outside_of and _outside_of[program].changed() is not None:
+            program = JaxProgram(*arguments)  # the kept one has the values of an earlier job
         self.steps = steps
         self._samples, self._collate = samples, collate
         with shared_programs(environment.run_dir):
@@ -132,7 +146,7 @@ class JaxJob(ChipJob):
             if steps > 0:
                 tried = np.linspace(0, len(samples) - 1, N_TRIED).astype(int)
                 self._learner.warm_up(self._batch(tried.tolist()))
-        self._outside = OutsideValues(loss, optimizer.update)
+        self._outside = _outside_of[program] = OutsideValues(loss, optimizer.update)
         self._core = JobCore(
             self._learner, settings, lambda: jax_fingerprint(self._learner, samples, settings)
         )

@@ -40,17 +40,23 @@ class OutsideValues:
         self._places = list(_places(functions))
         self._seen = [list(place.leaves()) for place in self._places]
 
-    def refuse_changes(self) -> None:
-        """Raise InputError if one of them has changed since."""
+    def changed(self) -> str | None:
+        """Return the name of one that has changed since, or None."""
         for place, seen in zip(self._places, self._seen, strict=True):
             found = list(place.leaves())
             if len(found) != len(seen) or not all(map(_is_same, found, seen)):
-                raise InputError(
-                    f"JaxJob compiles loss and optimizer once, with the values that they read from "
-                    f"outside, but the loop has changed {place.name} since, of which they do not "
-                    "hear; put it into the samples, or into params, with optax.set_to_zero() as "
-                    "its optimizer, and change it there"
-                )
+                return place.name
+        return None
+
+    def refuse_changes(self) -> None:
+        """Raise InputError if one of them has changed since."""
+        if (name := self.changed()) is not None:
+            raise InputError(
+                f"JaxJob compiles loss and optimizer once, with the values that they read from "
+                f"outside, but the loop has changed {name} since, of which they do not hear; put "
+                "it into the samples, or into params, with optax.set_to_zero() as its optimizer, "
+                "and change it there"
+            )
 
 
 @dataclass(frozen=True)
