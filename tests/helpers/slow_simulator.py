@@ -214,7 +214,10 @@ class SlowSimulation:
         return len(busy) > n_busy or len(self.started_since) > n_started
 
     def _choose(self, left: Sequence[Message]) -> bool:
-        """Let all free channels and chips choose at once; return whether any starts."""
+        """Let all free channels and chips choose at once; return whether any starts.
+
+        Processors choose when nothing else starts any more at this moment.
+        """
         taken = {
             self.rows[message[1]].path[hop]
             for message in left
@@ -242,7 +245,7 @@ class SlowSimulation:
             self.starts[message].append(self.now)
         for _, _, message in at_chip.values():
             self.adding_since[message] = self.now
-        return self._choose_work(left) or bool(on_channel or at_chip)
+        return bool(on_channel or at_chip) or self._choose_work(left)
 
 
 def busy_of(simulation: SlowSimulation) -> Mapping[int, Fraction]:

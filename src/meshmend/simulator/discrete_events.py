@@ -144,7 +144,9 @@ def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int
         clock[N_TO_CHOOSE] = 0
         if clock[CHIPS_LIMIT]:
             _add_up(clock, nodes, delays, chips, rows)
-        if clock[HAS_WORK]:
+        # Processors choose when they know all of this moment, also what took no time to arrive.
+        is_settled = clock[N_POSTED] == 0 or delays[0, HEAP_TIME] > clock[NOW]
+        if clock[HAS_WORK] and is_settled:
             _work(clock, nodes, delays, levels, rows, ends, ranks)
         if clock[N_POSTED] == 0 or clock[N_DONE] >= until_done:
             n_done: int = clock[N_DONE]
