@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from meshmend.planning import choose as module
+from meshmend.planning import target
 from meshmend.planning.choose import Choice, choose, chosen_schedule, forget
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS
@@ -31,6 +32,17 @@ def test_a_kept_choice_gives_the_same_schedule_without_a_search(
 
     for column in ("src", "dst", "lo", "hi", "op", "cuts"):
         np.testing.assert_array_equal(getattr(first, column), getattr(second, column))
+
+
+def test_a_choice_that_other_code_has_found_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = _chosen(tmp_path)
+
+    monkeypatch.setattr(target, "code_digest", lambda: "of another version")
+
+    assert _chosen(tmp_path) == choice
+    assert len([*tmp_path.glob("*.json")]) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 With a mesh, that is the question which `auto` and every price answer.
 """
 
+import hashlib
 import math
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from meshmend.errors import InputError
@@ -63,10 +66,19 @@ def _fabric_of(fabric: Fabric | str) -> Fabric:
     return fabric_named(fabric) if isinstance(fabric, str) else fabric
 
 
-SEARCH_VERSION: Final = 21  # answers that another version of the search found are not read
-
-
 _FOR_THE_READER: Final = ("name", "source", "usual_mesh")  # of a fabric
+_PACKAGE: Final = Path(__file__).parents[1]
+_ROOMS: Final = ("planning", "schedule", "simulator", "topology", "trees")
+
+
+@cache
+def code_digest() -> str:
+    """Return a hash of the code that answers questions: answers of other code are not read."""
+    digest = hashlib.sha256()
+    for room in _ROOMS:
+        for path in sorted((_PACKAGE / room).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -99,4 +111,4 @@ class Question:
             for name, value in self.fabric.summary().items()
             if name not in _FOR_THE_READER
         }
-        return (SEARCH_VERSION, str(self.mesh), figures, self.payload_bytes, self.collective)
+        return (code_digest(), str(self.mesh), figures, self.payload_bytes, self.collective)
