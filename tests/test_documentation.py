@@ -41,6 +41,7 @@ NOT_RUN = {
     "torchrun ": "needs several machines; tests/launch/test_torchrun.py starts workers so",
     "sbatch ": "needs Slurm; tests/engines/test_slurm.py submits jobs to a real one",
     "meshmend explore": "serves until it is interrupted; tests/pages/explore/test_page.py opens it",
+    "meshmend train --mesh 32x32": "is a thousand processes, which take 16 cores a minute",
     "* --explore": "serves a page; tests/pages/explore/test_live_page.py opens it",
     "meshmend wormhole run": "needs a simulator's library; tests/wormhole/test_machine.py has one",
     "meshmend import system": "needs a machine's file; tests/planning/formats makes some",
