@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -85,8 +86,11 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (["explore"], "meshmend explore needs starlette and uvicorn; install with: pip install"),
-        (["train", "--explore"], "--explore needs starlette and uvicorn; install with"),
+        (
+            ["explore"],
+            "meshmend explore needs starlette, but it is not installed; run: pip install",
+        ),
+        (["train", "--explore"], "--explore needs starlette, but it is not installed"),
     ],
 )
 def test_without_the_web_server_one_line_says_what_to_install(
@@ -95,7 +99,7 @@ def test_without_the_web_server_one_line_says_what_to_install(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("meshmend.cli.options.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "starlette", None)
 
     assert run_line(command) == 2
     assert why in capsys.readouterr().err
