@@ -24,7 +24,6 @@ from meshmend.membership.job_status import JobStatus, merged
 from meshmend.membership.messages import (
     ASKER,
     AskStatus,
-    Message,
     Refused,
     StatusAnswer,
     TryLater,
@@ -193,7 +192,7 @@ def _ask_once(
     channel = Channel(connection)
     try:
         send_message(channel, message)
-        for answer in messages_until(channel, deadline):
+        for answer in _messages(channel, deadline):
             match answer:
                 case StatusAnswer(status=status):
                     return _Reply(address, status)
@@ -210,13 +209,8 @@ def _ask_once(
         channel.close()
 
 
-def messages_until(channel: Channel, deadline: float) -> Iterator[Message]:
-    """Yield the messages that arrive before the deadline.
-
-    Raises:
-        ChannelError: the other end has closed.
-        MessageError: it sent something that is not a message.
-    """
+def _messages(channel: Channel, deadline: float) -> Iterator[object]:
+    """Yield the messages that arrive before the deadline."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     while poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
