@@ -25,7 +25,13 @@ def need(who: str, *packages: str, extra: str, otherwise: str = "") -> None:
         if find_spec(package) is None:
             raise MissingPackageError(f"{who} needs {package}, but it is not installed; {install}")
     for each in (each for name in extra.split(",") for each in packages_of(name)):
-        if each.name in packages and is_older(found := version(each.name), each):
+        if each.name not in packages:
+            continue
+        try:
+            found = version(each.name)
+        except PackageNotFoundError:  # it can be imported, but nobody knows its version
+            continue
+        if is_older(found, each):
             raise MissingPackageError(
                 f"{who} needs {each.name} {oldest_of(each)} or newer, but {found} is installed; "
                 f"{install}"

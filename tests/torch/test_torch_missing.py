@@ -75,3 +75,14 @@ def test_a_torch_that_is_too_old_is_refused_before_anything_is_run(
 
     expected = f"{answer}run: pip install 'meshmend[torch]'\n" if answer else ""
     assert (ended.stdout, ended.stderr) == (expected, "")
+
+
+def test_a_torch_that_does_not_tell_its_version_is_used() -> None:
+    ended = run_program(
+        "from meshmend import packages\n"
+        "def version(name):\n    raise packages.PackageNotFoundError(name)\n"
+        "packages.version = version\n"
+        "from meshmend.train import Job\nprint(Job.__name__)\n"
+    )
+
+    assert (ended.stdout, ended.stderr) == ("Job\n", "")
