@@ -29,6 +29,15 @@ FILES = {
         "print(answer(100), 'compiled' if answer.stats.cache_misses else 'from disk')\n"
     ),
 }
+C_FUNCTION = """
+from meshmend.kernels import c_function
+from numba import types
+
+def twice(number):
+    return 2 * number
+
+print(c_function(twice, types.int64(types.int64)).ctypes(21))
+"""
 
 
 @pytest.fixture
@@ -81,3 +90,44 @@ def test_a_kernel_is_compiled_once_whatever_constants_it_is_called_with(program:
     change(program / "main.py", " else 'from disk'", "")
 
     assert said(program) == "114 [(int64,)]"
+
+
+def test_a_disk_that_takes_no_compiled_code_stops_nobody_and_leaves_no_old_code(
+    program: Path,
+) -> None:
+    """What is too long for it is compiled code; the index, which names it, is shorter."""
+    assert said(program) == "111 compiled"
+    text = (program / "main.py").read_text()
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+    change(program / "outer.py", "+ TABLE[0]", "+ TABLE[1]")
+
+    (program / "main.py").write_text(limit + text)
+    assert said(program) == "121 compiled"
+    (program / "main.py").write_text(text)
+    assert said(program) == "121 compiled"
+    assert said(program) == "121 from disk"
+
+
+def test_without_a_folder_that_can_be_written_each_process_compiles(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (program / "__pycache__").touch()  # no folder can have this name
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(program / "main.py" / "cache"))
+
+    assert [said(program) for _ in range(2)] == ["111 compiled", "111 compiled"]
+    (program / "main.py").write_text(C_FUNCTION)
+    assert said(program) == "42"
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("n_bytes", [0, 30])
+def test_compiled_code_that_was_cut_off_is_compiled_again(
+    program: Path, suffix: str, n_bytes: int
+) -> None:
+    assert said(program) == "111 compiled"
+    for file in (program / "__pycache__").glob(f"*.{suffix}"):
+        file.write_bytes(file.read_bytes()[:n_bytes])
+
+    assert said(program) == "111 compiled"
+    assert said(program) == "111 from disk"

@@ -4,10 +4,13 @@ The compiled code of a kernel contains the kernels that it calls and the constan
 Numba itself forgets compiled code only when the file of the kernel changes. So after a change in
 another file it would run the old code there: an event loop that knows nothing of new kinds of moves
 waits for ever.
+
+A disk that cannot be read or written stops nobody: each process then compiles for itself.
 """
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -16,6 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numba import njit
 from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 from numba.core.types import Type, unliteral
 
 _CONSTANTS: Final = (bool, int, float, complex, str, bytes, tuple, np.generic, Type)
@@ -27,7 +32,25 @@ class _KernelCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return compiled code from disk, or None; Numba then compiles, and saves here."""
         self._cache_file._source_stamp = _stamp(self._py_func)
-        return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception:  # a pickle that a power failure has cut off may raise anything
+            self._forget()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep compiled code on disk, if the disk takes it."""
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except OSError:
+            self._forget()  # the new index may name a file that still has the old code
+
+    def _forget(self) -> None:
+        """Delete the index, so that no process reads what it names."""
+        try:
+            Path(self._cache_file._index_path).unlink(missing_ok=True)
+        except OSError:
+            self.disable()  # type: ignore[no-untyped-call]
 
 
 def _compiled(*, is_kept: bool = True, **options: Any) -> Callable[[Any], Any]:
@@ -43,11 +66,17 @@ def _compiled(*, is_kept: bool = True, **options: Any) -> Callable[[Any], Any]:
             return dispatcher  # NUMBA_DISABLE_JIT is set
         _compile_once_for_all_constants(dispatcher)
         if is_kept:
-            dispatcher._cache = _KernelCache(function)  # type: ignore[no-untyped-call]
-            _file_stamp(function.__code__.co_filename)  # now, while the file is what was imported
+            _keep(dispatcher, function)
         return dispatcher
 
     return decorate
+
+
+def _keep(compiled: Any, function: Any) -> None:
+    """Make Numba keep the compiled code of a function on disk, if it finds a folder to write to."""
+    with suppress(RuntimeError):  # there is none
+        compiled._cache = _KernelCache(function)  # type: ignore[no-untyped-call]
+    _file_stamp(function.__code__.co_filename)  # now, while the file is what was imported
 
 
 def _compile_once_for_all_constants(dispatcher: Any) -> None:
@@ -77,6 +106,14 @@ inlined = _compiled(is_kept=False, _nrt=False, forceinline=True)
 # For kernels that only kernels call: no wrapper that unpacks Python objects is made. With arguments
 # of many arrays, making it takes longer than compiling the kernel.
 inner_kernel = _compiled(no_cpython_wrapper=True, _nrt=False)
+
+
+def c_function(function: Any, signature: Any) -> Any:
+    """Return a function compiled, or loaded from disk, for a caller that knows its `address`."""
+    compiled: Any = CFunc(function, normalize_signature(signature), locals={}, options={})  # type: ignore[no-untyped-call]
+    _keep(compiled, function)
+    compiled.compile()
+    return compiled
 
 
 def _stamp(function: Any) -> tuple[str, ...]:

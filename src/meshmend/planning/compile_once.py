@@ -18,6 +18,8 @@ from typing import Final
 
 import llvmlite.binding  # type: ignore[import-untyped]
 
+from meshmend.files import write_whole
+
 _MODULE: Final = "meshmend.planning.warm_up"
 # One process each. `plans` also compiles what the others have not yet; the two shares take about
 # equally long. Where there are more cores than processes, the wait is that for the longest part.
@@ -44,7 +46,7 @@ def compile_once(
             if not mark.exists():
                 announce()
                 if _compile(meanwhile):
-                    mark.touch()
+                    write_whole(mark, _fingerprint(), is_durable=False)  # fails on a full disk
     except OSError:
         return
 

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import llvmlite.binding  # type: ignore[import-untyped]
 import numpy as np
-from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]  # as its stubs have it
+from numba import carray, types  # type: ignore[attr-defined]  # as its stubs have it
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.kernels import c_function, kernel
 
 DTYPES: Final = (
     "float32",
@@ -42,7 +43,7 @@ combine_at: Any = types.ExternalFunction(
 def bind_combine() -> Any:
     """Compile or load the function behind `combine_at`, and register its symbol."""
     signature = types.void(types.int64, types.voidptr, types.voidptr, types.int64)
-    compiled = cfunc(signature, cache=True)(_combine_at)
+    compiled = c_function(_combine_at, signature)
     llvmlite.binding.add_symbol(_SYMBOL, compiled.address)
     return compiled
 
@@ -71,7 +72,7 @@ def combine(code: int, kept: NDArray[np.uint8], sent: NDArray[np.uint8]) -> None
     bind_combine().ctypes(code, kept.ctypes.data, sent.ctypes.data, kept.nbytes)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _fold(op, kept, sent):  # type: ignore[no-untyped-def]
     """Combine element by element; the minimum or maximum with a NaN is NaN."""
     if op == _SUM:
@@ -90,7 +91,7 @@ def _fold(op, kept, sent):  # type: ignore[no-untyped-def]
                 kept[at] = sent[at]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _fold_half(ieee, op, kept, sent):  # type: ignore[no-untyped-def]
     """Combine 16-bit floats: float16 if `ieee`, else bfloat16."""
     wide_kept = np.empty(len(kept), dtype=np.uint32)
@@ -109,7 +110,7 @@ def _fold_half(ieee, op, kept, sent):  # type: ignore[no-untyped-def]
         _narrow_bfloat(wide_kept, kept)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _narrow_bfloat(wide, halves):  # type: ignore[no-untyped-def]
     for at in range(len(wide)):
         bits = np.int64(wide[at])
@@ -119,7 +120,7 @@ def _narrow_bfloat(wide, halves):  # type: ignore[no-untyped-def]
             halves[at] = np.uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _widen_ieee(halves, wide):  # type: ignore[no-untyped-def]
     values = wide.view(np.float32)
     for at in range(len(halves)):
@@ -133,7 +134,7 @@ def _widen_ieee(halves, wide):  # type: ignore[no-untyped-def]
             wide[at] = np.uint32(((rest << 13) + bias) | (sign << 16))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _narrow_ieee(wide, halves):  # type: ignore[no-untyped-def]
     one = np.empty(1, dtype=np.uint32)
     value = one.view(np.float32)

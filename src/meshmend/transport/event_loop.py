@@ -32,11 +32,11 @@ from typing import Any, Final, NamedTuple
 
 import llvmlite.binding  # type: ignore[import-untyped]
 import numpy as np
-from numba import carray, cfunc, types  # type: ignore[attr-defined]  # as its stubs have it
+from numba import carray, types  # type: ignore[attr-defined]  # as its stubs have it
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
-from meshmend.kernels import inlined, kernel, plain_kernel
+from meshmend.kernels import c_function, inlined, kernel, plain_kernel
 from meshmend.schedule.priority import LEVELS_PER_SLICE
 from meshmend.transport.combine import bind_combine, combine_at
 from meshmend.transport.libc import (
@@ -173,7 +173,7 @@ checksum_at: Any = types.ExternalFunction(
 def bind_checksum() -> Any:
     """Compile or load the function behind `checksum_at`, and register its symbol."""
     signature = types.int64(types.voidptr, types.int64, types.int64)
-    compiled = cfunc(signature, cache=True)(_checksum_at)
+    compiled = c_function(_checksum_at, signature)
     llvmlite.binding.add_symbol(_SYMBOL, compiled.address)
     return compiled
 
