@@ -2,11 +2,13 @@
 
 import gc
 import logging
+import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -467,6 +469,64 @@ def test_a_task_that_waits_for_longer_than_many_looks_still_stalls_in_its_own_ti
         made[0].run(task_for(programs[0], payload), payload.view(np.uint8), timeout_s=0.5)
 
 
+@contextmanager
+def on_network(
+    network: Testbed, rank: int, folder: Path, *, link_timeout_s: float = 0.0
+) -> Iterator[SocketTransport]:
+    """Yield one of two ranks, on its chip and connected; files tell the other one its port."""
+    chips, other = network.mesh.live, 1 - rank
+    bind = network.address(chips[rank])
+    labels = ["rank 0", "rank 1"]
+    with SocketTransport(
+        rank, labels, SECRET, bind=bind, link_timeout_s=link_timeout_s
+    ) as transport:
+        (folder / f"port{rank}.new").write_text(str(transport.address[1]))
+        (folder / f"port{rank}.new").rename(folder / f"port{rank}")
+        until((folder / f"port{other}").exists)
+        peer = network.address(chips[other]), int((folder / f"port{other}").read_text())
+        transport.connect({other: peer}, timeout_s=HANG_S)
+        yield transport
+
+
+def kernel_count(network: Testbed, chip: tuple[int, ...], name: str) -> int:
+    """Return a count of a chip's kernel by its name in /proc/net/netstat; 0 if it has none."""
+    read = network.run(chip, ["cat", "/proc/self/net/netstat"], capture_output=True, text=True)
+    lines = [line.split() for line in read.stdout.splitlines()]
+    counts: dict[str, str] = {}
+    for names, numbers in zip(lines[::2], lines[1::2], strict=True):
+        counts |= dict(zip(names, numbers, strict=True))
+    return int(counts.get(name, 0))
+
+
+def test_the_kernel_of_a_rank_that_does_not_read_drops_nothing_that_it_has_promised_to_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When both ends have done so, each drops the other's acknowledgements for good."""
+    require_testbed()
+    monkeypatch.setenv("MESHMEND_TESTBED_DIR", str(tmp_path / "run"))
+    mesh = parse_mesh("1x2")
+    programs = programs_of(algorithm("ring-1d").build(mesh, Collective.ALLREDUCE))
+
+    def sum_once(rank: int) -> None:
+        array = np.ones(200_000, dtype=np.float32)
+        with on_network(network, rank, tmp_path) as transport:
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            transport.run(task_for(programs[rank], array), array.view(np.uint8))
+            assert (array == 2).all()
+
+    with Testbed.up(mesh, link_bandwidth=BANDWIDTH) as network:
+        reads, sleeps = mesh.live
+        children = [on_chip(network, mesh.live[rank], partial(sum_once, rank)) for rank in (0, 1)]
+        os.waitpid(children[1], os.WUNTRACED)
+        until(lambda: kernel_count(network, sleeps, "InOctets") > 10_000)
+        time.sleep(0.2)  # for all that the other rank may send ahead
+        os.kill(children[1], signal.SIGCONT)
+
+        assert [exit_code(child) for child in children] == [0, 0]
+        assert [kernel_count(network, chip, "TCPRcvQDrop") for chip in (reads, sleeps)] == [0, 0]
+
+
 @pytest.mark.parametrize("direction", [(0, 1), (1, 0)])
 def test_a_link_that_drops_one_way_is_a_lost_peer_within_the_link_timeout(
     direction: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -478,15 +538,7 @@ def test_a_link_that_drops_one_way_is_a_lost_peer_within_the_link_timeout(
 
     def sum_for_ever(rank: int) -> None:
         array = np.ones(1000, dtype=np.float32)
-        labels = ["rank 0", "rank 1"]
-        address = network.address(mesh.live[rank])
-        with SocketTransport(rank, labels, SECRET, bind=address, link_timeout_s=1.0) as transport:
-            (tmp_path / f"port{rank}.new").write_text(str(transport.address[1]))
-            (tmp_path / f"port{rank}.new").rename(tmp_path / f"port{rank}")
-            theirs = tmp_path / f"port{1 - rank}"
-            until(theirs.exists)
-            peer = network.address(mesh.live[1 - rank]), int(theirs.read_text())
-            transport.connect({1 - rank: peer}, timeout_s=HANG_S)
+        with on_network(network, rank, tmp_path, link_timeout_s=1.0) as transport:
             try:
                 while True:
                     transport.run(task_for(programs[rank], array), array.view(np.uint8))

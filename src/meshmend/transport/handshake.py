@@ -95,9 +95,16 @@ class Deadline:
 
 
 def dial(
-    address: tuple[str, int], secret: bytes, request: ConnectRequest, deadline: Deadline
+    address: tuple[str, int],
+    secret: bytes,
+    request: ConnectRequest,
+    deadline: Deadline,
+    *,
+    window_bytes: int = 0,
 ) -> socket.socket:
     """Connect to an address and return the connection once both ends have proved the secret.
+
+    The other end may send `window_bytes` ahead; see `limit_window`.
 
     Raises:
         HandshakeError: the other end does not know the secret, or speaks another version.
@@ -105,18 +112,23 @@ def dial(
             refuses this end.
     """
     try:
-        return _dial(address, secret, request, deadline)
+        return _dial(address, secret, request, deadline, window_bytes)
     except HandshakeError:  # one damaged bit looks like a wrong secret, but not twice
-        return _dial(address, secret, request, deadline)
+        return _dial(address, secret, request, deadline, window_bytes)
 
 
 def _dial(
-    address: tuple[str, int], secret: bytes, request: ConnectRequest, deadline: Deadline
+    address: tuple[str, int],
+    secret: bytes,
+    request: ConnectRequest,
+    deadline: Deadline,
+    window_bytes: int,
 ) -> socket.socket:
     connection = _local_connection(address) or socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     close_in_forks(connection)
     try:
         if not is_local(connection):
+            limit_window(connection, address[0], window_bytes)
             _reach(connection, address, deadline)
         numbers = request.caller, request.wanted, request.epoch, request.generation
         hello = _HELLO.pack(_MAGIC, *numbers, os.urandom(_NONCE_BYTES))
@@ -205,6 +217,17 @@ def _reach(connection: socket.socket, address: tuple[str, int], deadline: Deadli
         # The kernel gave this end, on the same host, the very port that it calls. Until this
         # connection is closed, nobody can listen there.
         raise PeerLostError(f"cannot connect to {where}: nobody listens there")
+
+
+def limit_window(end: socket.socket, host: str, n_bytes: int) -> None:
+    """Let other ends send so much ahead of what is read; call it before `end` connects or listens.
+
+    With 0, and on loopback, the kernel decides. Once connected, the kernel has promised room for
+    more. If the buffer is made smaller than that, it drops what does not fit and takes its promise
+    back. If that happens at both ends, each drops the other's acknowledgements, for good.
+    """
+    if n_bytes and not host.startswith("127."):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, n_bytes)
 
 
 class ListenerHandshake:

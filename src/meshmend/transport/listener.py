@@ -33,6 +33,7 @@ from meshmend.transport.handshake import (
     ListenerHandshake,
     close_in_forks,
     is_local,
+    limit_window,
     local_name,
 )
 from meshmend.transport.pacing import RateLimit
@@ -258,8 +259,10 @@ def _most_pending(n_expected: int) -> int:
     return max(1, n_expected, min(_MOST_PENDING, soft // _SHARE_OF_DESCRIPTORS))
 
 
-def listening(bind: str, port: int = 0) -> socket.socket:
+def listening(bind: str, port: int = 0, *, window_bytes: int = 0) -> socket.socket:
     """Return a socket that listens on an address; port 0 takes any free port.
+
+    Callers may send `window_bytes` ahead; see `limit_window`.
 
     Raises:
         InputError: the address cannot be listened on.
@@ -267,6 +270,7 @@ def listening(bind: str, port: int = 0) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        limit_window(listener, bind, window_bytes)
         listener.bind((bind, port))
         # A caller speaks first. Until it does, the kernel keeps it, for about this many seconds.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_S)

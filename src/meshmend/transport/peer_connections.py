@@ -27,7 +27,10 @@ _LOOK_EVERY_S: Final = 1.0  # whether a rank that does not call is still there
 
 
 class PeerConnections:
-    """Makes authenticated connections of one rank to others; `stop_fd` ends all waiting."""
+    """Makes authenticated connections of one rank to others; `stop_fd` ends all waiting.
+
+    A peer on another address may send `window_bytes` ahead.
+    """
 
     def __init__(
         self,
@@ -37,12 +40,14 @@ class PeerConnections:
         *,
         bind: str,
         stop_fd: int,
+        window_bytes: int = 0,
         link_timeout_s: float = 0.0,
         looks_for_callers: bool = False,
     ) -> None:
         self._rank = rank
         self._labels = labels
         self._secret = secret
+        self._window_bytes = window_bytes
         self._stop_fd = stop_fd
         self._link_timeout_s = link_timeout_s
         self._looks_for_callers = looks_for_callers
@@ -52,7 +57,7 @@ class PeerConnections:
         # Gets the calls of those who call anyone; must not block. None refuses them.
         self.on_asker: Callable[[socket.socket], None] | None = None
         self.asked_epoch = 0  # calls of another one were meant for who had this address before
-        listener = listening(bind)
+        listener = listening(bind, window_bytes=window_bytes)
         self._listener = Listener(
             listener,
             secret,
@@ -84,7 +89,7 @@ class PeerConnections:
             return self._await_call(peer, address, until, epoch, generation)
         request = ConnectRequest(self._rank, peer, epoch, generation)
         try:
-            return dial(address, self._secret, request, until)
+            return dial(address, self._secret, request, until, window_bytes=self._window_bytes)
         except TransportError as error:
             message = f"{self._me} cannot reach {self._labels[peer]}: {error}"
             raise type(error)(message, peer) from None

@@ -75,7 +75,6 @@ class SocketTransport:
     ) -> None:
         self.rank = rank
         self._link_timeout_s = link_timeout_s
-        self._window_bytes = window_bytes
         self._labels = tuple(labels)
         self._reports_failures = reports_failures
         self._sockets: dict[int, socket.socket] = {}
@@ -100,6 +99,7 @@ class SocketTransport:
             secret,
             bind=bind,
             stop_fd=self._stop_fd,
+            window_bytes=window_bytes,
             link_timeout_s=link_timeout_s,
             looks_for_callers=reports_failures,
         )
@@ -304,8 +304,6 @@ class SocketTransport:
             return  # its buffers are small, and the kernel sees at once when the peer is gone
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        if self._window_bytes and not connection.getpeername()[0].startswith("127."):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._window_bytes)
         if self._link_timeout_s:
             keep_alive(connection, self._link_timeout_s)
 
