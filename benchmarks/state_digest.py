@@ -20,8 +20,8 @@ import torch
 
 from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.digest import hash_bytes, total_of
-from meshmend.train.torch.group_state import StateBefore
 from meshmend.train.torch.learner import TorchLearner
+from meshmend.train.torch.state_before import StateBefore
 from record import parser_of, record
 
 N_BYTES, BATCH = 1 << 26, 8  # samples of one chip

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from meshmend.train.torch.group_state import GroupState, RandomNumbers, StateBefore
+from meshmend.train.torch.group_state import GroupState, RandomNumbers
+from meshmend.train.torch.state_before import StateBefore
 
 
 class Net(torch.nn.Module):

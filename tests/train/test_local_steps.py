@@ -12,6 +12,7 @@ from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.local_steps import LocalSteps
 from meshmend.train.torch.local_tensors import is_dtensor, local_of
+from meshmend.train.torch.tile_checkpoints import load_whole, whole_state
 
 dist: Any = torch.distributed
 
@@ -126,11 +127,11 @@ def test_a_second_optimizer_and_what_is_frozen_come_from_a_checkpoint_as_they_we
     for each in made[1:]:
         each.step()
     made[0].get_parameter("bias").requires_grad_(False)
-    saved = GroupState(made, is_part=True).whole_state()
+    saved = whole_state(GroupState(made, is_part=True), has_parts=True)
     read = merged([tree_of(saved, TORCH.raw)]).state(TORCH.tensor)
     again = objects()
 
-    GroupState(again, is_part=True).load_whole(read)
+    load_whole(again, read)
 
     assert not again[0].get_parameter("bias").requires_grad
     for old, new in zip(made[1:], again[1:], strict=True):

@@ -81,7 +81,7 @@ from meshmend.train.torch.group_meeting import (
 from meshmend.train.torch.group_state import GroupState, RandomNumbers
 from meshmend.train.torch.local_steps import LocalSteps
 from meshmend.train.torch.loop_state import Stateful
-from meshmend.train.torch.tile_checkpoints import TileCheckpoints
+from meshmend.train.torch.tile_checkpoints import TileCheckpoints, load_whole, whole_state
 from meshmend.train.torch.twin_shares import (
     Holding,
     Received,
@@ -537,7 +537,7 @@ class ElasticGroup:
             "loss": self.loss,
             "stopped": False,
         }
-        state = self._state.whole_state(has_parts=is_writer)
+        state = whole_state(self._state, has_parts=is_writer)
         return {**state, "progress": progress | self._samples.progress}
 
     def _tile_sums(self) -> SumSizes:
@@ -917,7 +917,7 @@ class ElasticGroup:
         held, before = self.state(), self._shares if self._taken is None else None
         self._adopt(tuple(self._build()))
         if self._whole is not None:
-            self._state.load_whole(self._whole)
+            load_whole(self._state.objects, self._whole)
         else:
             self._state.load(held)
         if self._shards_optimizer:

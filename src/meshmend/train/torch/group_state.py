@@ -2,22 +2,15 @@
 
 Knows modules, optimizers and other objects with a `state_dict`, and what PyTorch ties to a process
 group: `DistributedDataParallel` gets the new group, and a `DTensor` is packed as the plain tensor
-that this chip holds of it. Knows nothing of chips and generations.
-
-A step that failed leaves no trace in the objects. Every tensor that a step may change is copied
-before it: parameters, their gradients, buffers, the optimizers' states. A collective may fail after
-any of them has changed (a closure, a perturbed weight, a second backward pass), and nothing tells
-before. The copies are kept from step to step, so that a step copies but allocates nothing.
+that this chip holds of it. Knows nothing of chips and generations; `StateBefore` undoes steps.
 """
 
 import functools
 import gc
 import json
-import math
 import random
-import weakref
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -29,23 +22,20 @@ from torch.nn.parallel import DistributedDataParallel
 from meshmend.errors import InputError
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.fingerprint import parameter_words
-from meshmend.train.state.state_tree import Part, Placement, map_state
+from meshmend.train.state.state_tree import map_state
 from meshmend.train.state.torch_state import TORCH, tensors_of
-from meshmend.train.torch.learner import check_memory, load_other_buffers, other_buffers
+from meshmend.train.torch.learner import check_memory
 from meshmend.train.torch.local_tensors import (
     as_tensor_like,
-    first_element,
     is_dtensor,
     local_of,
-    own_box,
 )
 from meshmend.train.torch.loop_state import Stateful
 from meshmend.train.torch.optimizers import load_optimizer
+from meshmend.train.torch.state_before import StateBefore, is_scaler
 
 # torch's stubs lack half of what c10d offers.
 dist: Any = torch.distributed
-
-Undo = Callable[[], object]
 
 
 class GroupState:
@@ -75,9 +65,7 @@ class GroupState:
         self._leaf = _local_leaf if is_part else _plain_leaf
         self.before = StateBefore(self.objects)
         self._moving: set[str] = set()  # buffers that steps change
-        self._shared: dict[
-            int, ShardedOptimizers
-        ] = {}  # by the id of an optimizer that twins share
+        self._shared: dict[int, ShardedOptimizers] = {}  # by the id of an optimizer
 
     def share(self, optimizers: Mapping[torch.optim.Optimizer, ShardedOptimizers]) -> None:
         """Leave the states of some optimizers to those who share them.
@@ -120,59 +108,10 @@ class GroupState:
         shared = self._shared.get(id(each))
         return _state_of(each) if shared is None else shared.state_dict()
 
-    def _saved_state_of(self, each: Stateful) -> dict[str, Any]:
+    def saved_state_of(self, each: Stateful) -> dict[str, Any]:
+        """Return the state of an object for disks: of a shared optimizer, what this chip owns."""
         shared = self._shared.get(id(each))
         return each.state_dict() if shared is None else shared.saved_state()
-
-    def whole_state(self, *, has_parts: bool = True) -> dict[str, Any]:
-        """Return the state of a `Job` with the same model, as far as this chip holds it: for disks.
-
-        Without `has_parts` a twin writes this chip's part, all but what it owns of shared states.
-
-        Raises:
-            InputError: a chip's part of a tensor is none that a checkpoint knows, or there is more
-                than one model.
-        """
-        model, optimizer, *others = self.objects
-        if not isinstance(model, torch.nn.Module) or not isinstance(
-            optimizer, torch.optim.Optimizer
-        ):
-            raise InputError(
-                "a checkpoint of tiles needs build to return the model and its optimizer first, "
-                f"but got {type(model).__name__} and {type(optimizer).__name__}"
-            )
-        state = {
-            "model": model.state_dict(),
-            "buffers": other_buffers(model),
-            "frozen": [name for name, each in model.named_parameters() if not each.requires_grad],
-            "optimizer": self._saved_state_of(optimizer),
-            "also": [self._saved_state_of(each) for each in others],
-        }
-        leaf = _part_leaf if has_parts else _no_part_leaf
-        return cast("dict[str, Any]", map_state(leaf, state))
-
-    def load_whole(self, state: Mapping[str, Any]) -> None:
-        """Take this chip's part of a whole state, of a checkpoint.
-
-        Raises:
-            InputError: it is that of another model.
-        """
-        model, optimizer, *others = self.objects
-        assert isinstance(model, torch.nn.Module)
-        assert isinstance(optimizer, torch.optim.Optimizer)
-        if len(others) != len(state["also"]):
-            raise InputError(
-                f"the checkpoint is of another job: build returns {len(others)} objects after the "
-                f"model and its optimizer, but the checkpoint has {len(state['also'])}"
-            )
-        _load_whole(model, state["model"])
-        load_other_buffers(model, state.get("buffers", {}))
-        for name in state.get("frozen", ()):
-            model.get_parameter(name).requires_grad_(False)
-        for each, its_state in zip(
-            self.objects[1:], (state["optimizer"], *state["also"]), strict=True
-        ):
-            _load_whole(each, its_state)
 
     def load(self, state: Mapping[str, Any]) -> int:
         """Replace the states of all objects; return the steps done.
@@ -187,7 +126,7 @@ class GroupState:
             elif id(each) in self._shared:
                 self._shared[id(each)].load_state_dict(its_state)
             elif isinstance(each, torch.optim.Optimizer):
-                _load_optimizer(each, its_state)
+                load_optimizer_state(each, its_state)
             else:
                 each.load_state_dict(its_state)
         self._moving = set(state["moving"])
@@ -374,32 +313,6 @@ def _load_module(module: torch.nn.Module, packed_state: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def _load_whole(each: Stateful, state: dict[str, Any]) -> None:
-    """Load this chip's part of the whole state of an object."""
-    if isinstance(each, torch.nn.Module):
-        like = each.state_dict()
-        if like.keys() != state.keys():
-            raise InputError("the checkpoint is of another model: its tensors have other names")
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor):
-                local_of(like[name]).copy_(_own_part(like[name], value, name))
-    elif isinstance(each, torch.optim.Optimizer):
-        parameters = [parameter for group in each.param_groups for parameter in group["params"]]
-        by_parameter = {
-            number: {
-                name: _own_part(parameters[number], value, name)
-                if isinstance(value, torch.Tensor) and value.shape == parameters[number].shape
-                else value
-                for name, value in values.items()
-            }
-            for number, values in state["state"].items()
-        }
-        _load_optimizer(each, {**state, "state": by_parameter})
-    else:
-        each.load_state_dict(state)
-
-
-@torch.no_grad()
 def _set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor, *, is_kept: bool) -> None:
     """Give a buffer a value; steps may have made it, or made it anew in another shape."""
     path, _, last = name.rpartition(".")
@@ -413,7 +326,7 @@ def _set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor, *, is_k
             owner._non_persistent_buffers_set.add(last)
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Replace the state of an optimizer by that of another chip."""
     groups = optimizer.param_groups
     if len(groups) != len(state["param_groups"]):
@@ -472,184 +385,6 @@ def _builtin_hook(module: Any) -> Any:
     return dist.BuiltinCommHookType.__members__.get(name.rpartition(".")[2])
 
 
-class StateBefore:
-    """The state of objects at one moment; `capture` takes it, `restore` brings it back."""
-
-    def __init__(self, objects: Sequence[Stateful]) -> None:
-        self._objects = objects
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the tensor's id
-        self._undo: list[Undo] = []
-        self._gradients: dict[int, _Gradient] = {}  # by the parameter's id
-        self._buffers: dict[str, torch.Tensor] = {}  # by their names in all modules
-        self._scalers: list[dict[str, Any]] = []
-        self.shared: list[ShardedOptimizers] = []  # what twins share of the optimizers' states
-
-    @torch.no_grad()
-    def capture(self) -> None:
-        """Copy all that a step may change; the copies of the moment before are used again."""
-        self._undo = [*_random_states()]
-        gradients, self._gradients = self._gradients, {}
-        tensors = list(self._tensors())
-        self._copies = self._copied(tensors)
-        for at, each in self._gradients.items():
-            each.copy(gradients.get(at))
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Make everything what it was at the last `capture`; may be called more than once."""
-        for undo in self._undo:
-            undo()
-        for each in self._gradients.values():
-            each.restore()
-        pairs = [
-            (local_of(tensor), copy)
-            for tensor, copy in self._copies.values()
-            if not _is_odd(tensor)
-        ]
-        if pairs:
-            torch._foreach_copy_([one for one, _ in pairs], [copy for _, copy in pairs])
-        for tensor, copy in self._copies.values():
-            if _is_odd(tensor):
-                tensor.copy_(copy)
-
-    def has_new_gradients(self) -> bool:
-        """Whether a gradient was made or changed since the last `capture`."""
-        return any(each.is_new() for each in self._gradients.values())
-
-    def has_updated_scaler(self) -> bool:
-        """Whether a `GradScaler` among the objects has decided about a step since `capture`."""
-        return self._scalers != [each.state_dict() for each in self._objects if is_scaler(each)]
-
-    def changed_buffers(self, among: Mapping[str, torch.Tensor]) -> set[str]:
-        """Return which of these buffers, by name, are not what they were at the last `capture`."""
-        before = {name: self._copies[id(each)][1] for name, each in self._buffers.items()}
-        return {
-            name
-            for name, each in among.items()
-            if name not in before or not torch.equal(local_of(each), before[name])
-        }
-
-    def _copied(
-        self, tensors: Iterable[torch.Tensor]
-    ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        old, copies = self._copies, dict[int, tuple[torch.Tensor, torch.Tensor]]()
-        to, of = list[torch.Tensor](), list[torch.Tensor]()
-        for tensor in tensors:
-            known = old.get(id(tensor))
-            plain = local_of(tensor)
-            if id(tensor) in copies:
-                continue
-            if known is None or known[0] is not tensor or not _fits(known[1], plain):
-                copies[id(tensor)] = tensor, plain.detach().clone()
-                continue
-            copies[id(tensor)] = known
-            to.append(known[1])
-            of.append(plain)
-        if to:
-            torch._foreach_copy_(to, of)
-        return copies
-
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what is to be copied; note how to bring back what is no tensor."""
-        self._scalers, self._buffers = [], {}
-        for at, each in enumerate(self._objects):
-            if isinstance(each, torch.nn.Module):
-                self._buffers.update({f"{at}.{name}": each for name, each in each.named_buffers()})
-                yield from self._of_module(each)
-            elif isinstance(each, torch.optim.Optimizer):
-                yield from self._of_optimizer(each)
-            else:
-                self._keep_other(each)
-        for shared in self.shared:
-            self._undo.append(_sets(shared.states, _rebuilt(shared.states)))
-            yield from tensors_of(list(shared.states.values()))
-
-    def _of_module(self, module: torch.nn.Module) -> Iterator[torch.Tensor]:
-        for each in module.modules():
-            self._undo.append(_mode_undo(each))
-            if type(each).get_extra_state is not torch.nn.Module.get_extra_state:
-                self._undo.append(_loads(each.set_extra_state, each.get_extra_state()))
-            self._undo.append(_sets(each._buffers, dict(each._buffers)))
-            yield from (buffer for buffer in each._buffers.values() if buffer is not None)
-        for parameter in module.parameters():
-            yield from self._of_parameter(parameter)
-
-    def _of_parameter(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-        if id(parameter) not in self._gradients:
-            self._gradients[id(parameter)] = _Gradient(parameter)
-            self._undo.append(_parameter_undo(parameter))
-            yield parameter
-
-    def _of_optimizer(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-        state = {parameter: _rebuilt(each) for parameter, each in optimizer.state.items()}
-        groups = [(group, _rebuilt(group)) for group in optimizer.param_groups]
-
-        def undo() -> None:
-            optimizer.state.clear()
-            optimizer.state.update({key: _rebuilt(each) for key, each in state.items()})
-            optimizer.param_groups[:] = [group for group, _ in groups]
-            for group, before in groups:
-                group.clear()
-                group.update(_rebuilt(before))
-
-        self._undo.append(undo)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                yield from self._of_parameter(parameter)
-            yield from tensors_of({key: group[key] for key in group if key != "params"})
-        yield from tensors_of(list(optimizer.state.values()))
-
-    def _keep_other(self, each: Any) -> None:
-        """Note how to bring back an object of which only its `state_dict` is known."""
-        self._undo.append(_loads(each.load_state_dict, each.state_dict()))
-        if is_scaler(each):
-            self._scalers.append(each.state_dict())
-            stages = each._per_optimizer_states  # who has unscaled: not in its state_dict
-            before = {key: dict(stage) for key, stage in stages.items()}
-            self._undo.append(_sets(stages, before))
-
-
-class _Gradient:
-    """The gradient of a parameter at one moment: its values, or that there is none.
-
-    Keeps a copy but not the gradient itself, so that `zero_grad` frees its memory as ever.
-    """
-
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self._parameter = parameter
-        self._copy: torch.Tensor | None = None
-        self._note()
-
-    def _note(self) -> None:
-        gradient = self._parameter.grad
-        self._known = None if gradient is None else weakref.ref(gradient)
-        self._version = 0 if gradient is None else gradient._version
-
-    def copy(self, before: "_Gradient | None") -> None:
-        """Copy the values, into the copy of the step before if it has one that fits."""
-        gradient = self._parameter.grad
-        if gradient is None:
-            return
-        old = None if before is None else before._copy
-        if old is None or is_dtensor(gradient) or not _fits(old, gradient):
-            self._copy = gradient.detach().clone()
-        else:
-            self._copy = old.copy_(gradient)
-
-    def restore(self) -> None:
-        """Give the parameter the gradient that it had."""
-        self._parameter.grad = None if self._copy is None else self._copy.clone()
-        self._note()
-
-    def is_new(self) -> bool:
-        """Whether the parameter has a gradient now that it did not have then."""
-        gradient = self._parameter.grad
-        if gradient is None:
-            return False
-        known = None if self._known is None else self._known()
-        return gradient is not known or gradient._version != self._version
-
-
 class RandomNumbers:
     """The random numbers that a script draws: who takes a state goes on with those of its giver.
 
@@ -706,58 +441,6 @@ def _random_words() -> dict[str, str]:
     return {name: json.dumps(get()) for name, (get, _) in _GENERATORS.items()}
 
 
-def is_scaler(each: object) -> bool:
-    """Whether an object is a `GradScaler` that is in use."""
-    return isinstance(each, torch.amp.GradScaler) and each.is_enabled()
-
-
-def _random_states() -> Iterator[Undo]:
-    python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield lambda: random.setstate(python)
-    yield lambda: np.random.set_state(of_numpy)
-    yield lambda: torch.set_rng_state(of_torch)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's stubs
-        of_cuda = torch.cuda.get_rng_state_all()
-        yield lambda: torch.cuda.set_rng_state_all(of_cuda)
-
-
-def _parameter_undo(parameter: torch.Tensor) -> Undo:
-    needs_gradient, memory = parameter.requires_grad, parameter.detach()
-
-    def undo() -> None:
-        if local_of(parameter).data_ptr() != local_of(memory).data_ptr():
-            parameter.data = memory  # some optimizers exchange the memory instead of its content
-        parameter.requires_grad_(needs_gradient)
-
-    return undo
-
-
-def _mode_undo(module: torch.nn.Module) -> Undo:
-    is_training = module.training
-    return lambda: setattr(module, "training", is_training)
-
-
-def _sets(target: dict[Any, Any], before: dict[Any, Any]) -> Undo:
-    def undo() -> None:
-        target.clear()
-        target.update(_rebuilt(before))
-
-    return undo
-
-
-def _loads(load: Callable[[Any], object], state: Any) -> Undo:
-    def cloned(leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-    before = map_state(cloned, state)
-    return lambda: load(map_state(cloned, before))
-
-
-def _rebuilt(state: Any) -> Any:
-    """Return a nested state in new containers, with the same leaves."""
-    return map_state(lambda leaf: leaf, state)
-
-
 def _plain_leaf(leaf: Any) -> Any:
     """Return a leaf of a state; of a `DTensor`, what this chip holds, which must be all of it."""
     if not is_dtensor(leaf):
@@ -777,45 +460,6 @@ def _local_leaf(leaf: Any) -> Any:
     return local_of(leaf) if is_dtensor(leaf) else leaf
 
 
-def _part_leaf(leaf: Any) -> Any:
-    """Return a leaf of a state; of a `DTensor`, which elements of it this chip holds."""
-    if not is_dtensor(leaf):
-        return leaf
-    shape, (_, extents), first = tuple(leaf.shape), own_box(leaf), first_element(leaf)
-    sizes = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    split = [axis for axis, extent in enumerate(extents) if extent != shape[axis]]
-    if any(axis > 0 for axis in split[:-1]):
-        raise InputError(
-            "a checkpoint of tiles needs tensors that are split along their first axis and one "
-            f"other, but one is {leaf.placements}; save it with torch.distributed.checkpoint"
-        )
-    if not split or split == [0]:
-        return Part(local_of(leaf), Placement(first, shape))
-    run, stride = (of[split[-1]] * sizes[split[-1]] for of in (extents, shape))
-    return Part(local_of(leaf), Placement(first, shape, run, stride))
-
-
-def _no_part_leaf(leaf: Any) -> Any:
-    """Return a leaf of a state; of a `DTensor`, no element: others have them."""
-    if not is_dtensor(leaf):
-        return leaf
-    return Part(local_of(leaf).reshape(-1)[:0], Placement(0, tuple(leaf.shape)))
-
-
-def _own_part(like: Any, whole: torch.Tensor, name: str) -> torch.Tensor:
-    """Return what a chip holds of a whole tensor if its form is that of another one."""
-    if whole.shape != like.shape:
-        raise InputError(
-            f"the checkpoint is of another model: {name} has shape {tuple(whole.shape)} there and "
-            f"{tuple(like.shape)} in this job"
-        )
-    if not is_dtensor(like):
-        return whole
-    for axis, (offset, extent) in enumerate(zip(*own_box(like), strict=True)):
-        whole = whole.narrow(axis, min(offset, whole.shape[axis] - extent), extent)
-    return whole.clone()  # so that not all of it stays in memory
-
-
 def _ranks_with_parts(mesh: DeviceMesh, placements: tuple[Any, ...]) -> set[int]:
     """Return the ranks that hold a `DTensor` together with this one."""
     at = mesh.get_coordinate()
@@ -825,17 +469,3 @@ def _ranks_with_parts(mesh: DeviceMesh, placements: tuple[Any, ...]) -> set[int]
         for placement, here in zip(placements, at, strict=True)
     )
     return set(mesh.mesh[line].flatten().tolist())
-
-
-def _is_odd(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no memory of one piece, as a sparse gradient."""
-    return tensor.layout != torch.strided
-
-
-def _fits(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
-    return (
-        not _is_odd(tensor)
-        and copy.shape == tensor.shape
-        and copy.dtype == tensor.dtype
-        and copy.device == tensor.device
-    )
