@@ -196,7 +196,7 @@ def test_a_chip_that_dies_while_the_others_make_a_group_with_it_is_noticed_at_on
 ) -> None:
     first = f"""
 import signal, threading
-import meshmend.train.torch.elastic_group as member
+import meshmend.train.torch.group_meeting as member
 init_group = member.init_group
 def dying(settings, store, rank):
     if settings.mesh.n_live == 3 and os.environ["MESHMEND_CHIP"] == "1,0":

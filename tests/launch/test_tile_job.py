@@ -167,7 +167,7 @@ def test_chips_are_killed_and_return_and_the_loss_is_that_of_an_undisturbed_run(
 SHARED = ", shard_optimizer=True"
 COUNTED = """
 print("state", sum(each.n_state_bytes() for each in meshmend.train.torch.elastic_group
-                   .elastic_group()._shares.of.values()))
+                   .elastic_group()._tile.shares._shares.of.values()))
 """
 
 

@@ -191,9 +191,10 @@ def test_a_chip_that_joins_gets_every_buffer_and_mode() -> None:
     one.model.seen = torch.ones(5)  # of another shape
     evaluate(one)
 
-    step = GroupState((other.model,)).load(GroupState((one.model,)).state(7))
+    state = GroupState((one.model,)).state(7)
+    GroupState((other.model,)).load(state)
 
-    assert step == 7
+    assert state["step"] == 7
     torch.testing.assert_close(other.seen()[:5], one.seen()[:5], rtol=0, atol=0)
     assert "mask" not in other.model.state_dict()
 

@@ -51,7 +51,7 @@ class PartTransfer:
         if state is not None:
             self._take(state)
 
-    def first_states(self, generation: Generation, step: int) -> Any | None:
+    def first_state(self, generation: Generation, step: int) -> Any | None:
         """Return the state of the first chip of this colour; None if this chip is the first.
 
         Raises:

@@ -82,6 +82,14 @@ class StateTransfer:
         if (state := self.exchanged(go, generation)) is not None:
             self._replica.take_state(state)
 
+    def first_state(self, generation: Generation, step: int) -> Any | None:
+        """Return the state of the first chip; None if this chip is the first.
+
+        Raises:
+            TransportError: the mesh has changed.
+        """
+        return self.exchanged(Go(generation.number, step, generation.chips[:1]), generation)
+
     def exchanged(
         self, go: Go, generation: Generation, receivers: Sequence[Chip] | None = None
     ) -> Any | None:

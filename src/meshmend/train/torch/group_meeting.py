@@ -75,20 +75,65 @@ def init_group(settings: Settings, store: Any, rank: int) -> Any:
     return dist.group.WORLD
 
 
+class PresentGroup:
+    """The default process group of one generation after another: made, interrupted, dropped.
+
+    Knows nothing of steps, and of what the chips of a group have.
+    """
+
+    def __init__(self) -> None:
+        self.group: Any = None
+        self._store: Any = None  # what C++ code holds of it does not keep it alive
+        self._is_interrupted = False
+        # Who has done all steps waits in no collective, and may use the group after the job.
+        self.is_for_the_rest = False
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether there is no group, or a collective of it has failed."""
+        return self.group is None or self.group.failure is not None
+
+    def make(self, settings: Settings, rank: int, try_sum: TrySum, *, is_new: bool) -> int | None:
+        """Make the group of a generation; return how many chips are new, None if that is over.
+
+        Raises:
+            RuntimeError, TransportError: a chip did not take part.
+        """
+        self._is_interrupted = False
+        met = meet(settings, rank, try_sum, lambda: self._is_interrupted, is_new=is_new)
+        if met is None:
+            return None
+        self._store, n_new = met
+        self.group = init_group(settings, self._store, rank)
+        return n_new
+
+    def interrupt(self) -> None:
+        """Make the collectives under way fail; another thread may call this."""
+        self._is_interrupted = True
+        if self.group is not None and not self.is_for_the_rest:
+            for group in groups_of_ours():
+                group.interrupt()
+
+    def drop(self) -> None:
+        """Interrupt and destroy the group and all others, so that nothing writes any more."""
+        self.group = None
+        if dist.is_initialized():
+            if not isinstance(dist.group.WORLD, MeshmendGroup):
+                dist.group.WORLD.abort()
+            # Not `abort`, which peers take for a lost connection: they hear of it otherwise.
+            for group in groups_of_ours():
+                group.interrupt()
+            dist.destroy_process_group()
+        self._store = None
+
+    def release(self) -> None:
+        """Let the script use the group and its store after the job."""
+        self._is_interrupted = False
+
+
 def groups_of_ours() -> list[MeshmendGroup]:
     """Return the process groups of this process that run on our schedules, the default one too."""
     return [group for group in list(c10d._world.pg_map) if isinstance(group, MeshmendGroup)]
-
-
-def drop_group() -> None:
-    """Interrupt and destroy all process groups of this process, if there are any."""
-    if dist.is_initialized():
-        if not isinstance(dist.group.WORLD, MeshmendGroup):
-            dist.group.WORLD.abort()
-        # Not `abort`, which peers take for a lost connection: they hear of the change otherwise.
-        for group in groups_of_ours():
-            group.interrupt()
-        dist.destroy_process_group()
 
 
 def _reached_store(host: str, port: int, is_interrupted: Callable[[], bool]) -> Any:

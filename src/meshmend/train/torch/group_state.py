@@ -5,18 +5,16 @@ group: `DistributedDataParallel` gets the new group, and a `DTensor` is packed a
 that this chip holds of it. Knows nothing of chips and generations; `StateBefore` undoes steps.
 """
 
-import functools
 import gc
 import json
 import random
 import zlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
 import torch
 import torch.distributed
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
@@ -25,13 +23,9 @@ from meshmend.train.state.fingerprint import parameter_words
 from meshmend.train.state.state_tree import map_state
 from meshmend.train.state.torch_state import TORCH, tensors_of
 from meshmend.train.torch.learner import check_memory
-from meshmend.train.torch.local_tensors import (
-    as_tensor_like,
-    is_dtensor,
-    local_of,
-)
-from meshmend.train.torch.loop_state import Stateful
-from meshmend.train.torch.optimizers import load_optimizer
+from meshmend.train.torch.local_tensors import as_tensor_like, is_dtensor, local_of
+from meshmend.train.torch.loop_state import Stateful, is_scheduled
+from meshmend.train.torch.optimizers import load_optimizer, parameters_of
 from meshmend.train.torch.state_before import StateBefore, is_scaler
 
 # torch's stubs lack half of what c10d offers.
@@ -113,13 +107,13 @@ class GroupState:
         shared = self._shared.get(id(each))
         return each.state_dict() if shared is None else shared.saved_state()
 
-    def load(self, state: Mapping[str, Any]) -> int:
-        """Replace the states of all objects; return the steps done.
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Replace the states of all objects.
 
         The state of a chip that had made no objects yet changes nothing.
         """
         if not state["objects"]:
-            return int(state["step"])
+            return
         for each, its_state in zip(self.objects, state["objects"], strict=True):
             if isinstance(each, torch.nn.Module):
                 _load_module(each, its_state)
@@ -130,7 +124,6 @@ class GroupState:
             else:
                 each.load_state_dict(its_state)
         self._moving = set(state["moving"])
-        return int(state["step"])
 
     def note_moving(self) -> None:
         """Note which buffers the step that ends now has changed."""
@@ -157,27 +150,6 @@ class GroupState:
         for module in self._distributed():
             _rebind(module)
 
-    def check_in_tile(self, ranks: Container[int], tile: str) -> None:
-        """Raise InputError if an object is spread over other chips than those of one tile."""
-        if self._distributed():
-            raise InputError(
-                f"reconfigure(tile={tile!r}) needs a model whose parts are on the chips of a tile, "
-                "but got a DistributedDataParallel, which has all of it on each chip; leave out "
-                "tile, or use fully_shard(model, mesh=meshmend.torch.tiles(...))"
-            )
-        ranks_with_parts = functools.cache(_ranks_with_parts)  # few layouts, and many parameters
-        for module in self._modules():
-            for name, parameter in cast("Iterator[tuple[str, Any]]", module.named_parameters()):
-                if not is_dtensor(parameter):
-                    continue
-                together = ranks_with_parts(parameter.device_mesh, parameter.placements)
-                if outside := [at for at in together if at not in ranks]:
-                    raise InputError(
-                        f"reconfigure(tile={tile!r}) needs each parameter whole in one tile, but "
-                        f"{name} is sharded over ranks such as {outside[0]} of another; make its "
-                        "mesh with meshmend.torch.tiles"
-                    )
-
     def check_comparable(self) -> None:
         """Raise InputError if a part of the training changes from step to step out of sight.
 
@@ -198,7 +170,7 @@ class GroupState:
         kinds = torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler
         others = [each for each in self.objects if not isinstance(each, kinds)]
         for optimizer in self.optimizers:
-            if hasattr(optimizer.step, "_wrapped_by_lr_sched") and not others:
+            if is_scheduled(optimizer) and not others:
                 raise InputError(
                     f"reconfigure needs the scheduler of {type(optimizer).__name__}, but did not "
                     "get it; pass it too: reconfigure(model, optimizer, scheduler)"
@@ -215,9 +187,9 @@ class GroupState:
             if not isinstance(each, torch.optim.Optimizer)
             for tensor in tensors_of(each.state_dict())
         }
-        held |= {id(each) for module in self._modules() for each in module.parameters()}
+        held |= self._parameter_ids()
         for optimizer in self.optimizers:
-            for each in (each for group in optimizer.param_groups for each in group["params"]):
+            for each in parameters_of(optimizer):
                 if id(each) not in held and local_of(each).data_ptr() not in held:
                     raise InputError(
                         f"reconfigure needs all that a {type(optimizer).__name__} steps, but did "
@@ -229,7 +201,7 @@ class GroupState:
     def _check_wrappers(self) -> None:
         """Raise InputError if a `DistributedDataParallel` is in use but none of the objects."""
         known = {id(each) for each in self._distributed()}
-        mine = {id(each) for module in self._modules() for each in module.parameters()}
+        mine = self._parameter_ids()
         for each in gc.get_objects():
             if type(each) is not DistributedDataParallel or id(each) in known:
                 continue
@@ -246,8 +218,8 @@ class GroupState:
         """Raise InputError if an optimizer steps parameters of the objects but is none of them."""
         if any(optimizer is each for each in self.optimizers):
             return
-        mine = {id(each) for module in self._modules() for each in module.parameters()}
-        if any(id(each) in mine for group in optimizer.param_groups for each in group["params"]):
+        mine = self._parameter_ids()
+        if any(id(each) in mine for each in parameters_of(optimizer)):
             raise InputError(
                 f"reconfigure needs every optimizer, but a {type(optimizer).__name__} that it did "
                 "not get steps the model's parameters; pass it too"
@@ -263,6 +235,9 @@ class GroupState:
 
     def _modules(self) -> list[torch.nn.Module]:
         return [each for each in self.objects if isinstance(each, torch.nn.Module)]
+
+    def _parameter_ids(self) -> set[int]:
+        return {id(each) for module in self._modules() for each in module.parameters()}
 
     def _distributed(self) -> list[Any]:
         return [
@@ -340,7 +315,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
 
 def _as_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Return the state with tensors that have a parameter's shape in the form of the parameter."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = list(parameters_of(optimizer))
 
     def formed(parameter: torch.Tensor, value: Any) -> Any:
         is_alike = isinstance(value, torch.Tensor) and value.shape == local_of(parameter).shape
@@ -458,14 +433,3 @@ def _plain_leaf(leaf: Any) -> Any:
 def _local_leaf(leaf: Any) -> Any:
     """Return a leaf of a state; of a `DTensor`, what this chip holds."""
     return local_of(leaf) if is_dtensor(leaf) else leaf
-
-
-def _ranks_with_parts(mesh: DeviceMesh, placements: tuple[Any, ...]) -> set[int]:
-    """Return the ranks that hold a `DTensor` together with this one."""
-    at = mesh.get_coordinate()
-    assert at is not None
-    line = tuple(
-        here if placement.is_replicate() else slice(None)
-        for placement, here in zip(placements, at, strict=True)
-    )
-    return set(mesh.mesh[line].flatten().tolist())

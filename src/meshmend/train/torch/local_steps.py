@@ -16,6 +16,7 @@ import torch
 from meshmend.train.sharding.pieces import WHOLE
 from meshmend.train.sharding.sharded_optimizers import is_elementwise
 from meshmend.train.torch.local_tensors import as_tensor_like, is_dtensor, local_of
+from meshmend.train.torch.optimizers import parameters_of
 
 
 class LocalSteps:
@@ -87,9 +88,8 @@ class LocalSteps:
 
 
 def _is_suited(optimizer: torch.optim.Optimizer) -> bool:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
     is_plain = not any(group.get("differentiable") for group in optimizer.param_groups)
-    return is_plain and is_elementwise(optimizer) and any(map(is_dtensor, parameters))
+    return is_plain and is_elementwise(optimizer) and any(map(is_dtensor, parameters_of(optimizer)))
 
 
 def _part(parameter: torch.Tensor) -> torch.Tensor:

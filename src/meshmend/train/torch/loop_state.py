@@ -38,6 +38,11 @@ def is_compared(part: Stateful) -> bool:
     return bool(getattr(part, "is_compared", True))
 
 
+def is_scheduled(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a scheduler was made for an optimizer: it wraps the method `step`."""
+    return bool(getattr(optimizer.step, "_wrapped_by_lr_sched", False))
+
+
 class LoopState:
     """The model, the objects in `also`, the settings of the optimizers: the loop may change them.
 
@@ -305,12 +310,8 @@ class Schedulers:
         self, optimizers: Mapping[str, torch.optim.Optimizer], also: Sequence[object]
     ) -> None:
         """Raise InputError if a scheduler of an optimizer is not part of the training state."""
-        # A scheduler wraps the `step` of its optimizer. Where none does, there is none to look for.
-        wrapped = [
-            each
-            for each in optimizers.values()
-            if getattr(each.step, "_wrapped_by_lr_sched", False)
-        ]
+        # Where an optimizer has none, there is none to look for.
+        wrapped = [each for each in optimizers.values() if is_scheduled(each)]
         found = _schedulers() if wrapped else []
         mine = [each for each in found if any(each.optimizer is other for other in wrapped)]
         # A chain has no count of its own; those that it consists of are found too.

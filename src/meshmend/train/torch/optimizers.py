@@ -147,7 +147,7 @@ class SteppedOptimizers:
 
     def _parameters(self) -> list[torch.Tensor]:
         """Return all parameters, each once."""
-        found = {each: None for one in self._optimizers.values() for each in _parameters_of(one)}
+        found = {each: None for one in self._optimizers.values() for each in parameters_of(one)}
         return list(found)
 
     def _begin_to_scale(self, scaler: torch.amp.GradScaler) -> None:
@@ -157,13 +157,14 @@ class SteppedOptimizers:
         scaler.scale(torch.zeros((), device=device))
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the parameters of all groups of an optimizer."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
+    return any(parameter.grad is not None for parameter in parameters_of(optimizer))
 
 
 def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:
@@ -189,7 +190,7 @@ def part_name(
         start = f"optimizer.{key}.state." if key else "optimizer.state."
         if name.startswith(start):
             number, _, what = name.removeprefix(start).partition(".")
-            parameters = list(_parameters_of(optimizer))
+            parameters = list(parameters_of(optimizer))
             if number.isdigit() and int(number) < len(parameters):
                 whose = parameter_names.get(parameters[int(number)], f"parameter {number}")
                 return f"the optimizer's {what or 'state'} of {whose}"
@@ -269,7 +270,7 @@ def load_optimizer(
             group.update(loaded)
     optimizer.param_groups = groups
     numbers = [number for group in document["param_groups"] for number in group["params"]]
-    for number, parameter in zip(numbers, _parameters_of(optimizer), strict=True):
+    for number, parameter in zip(numbers, parameters_of(optimizer), strict=True):
         for name, value in document["state"].get(number, {}).items() if keeps_types else ():
             made = optimizer.state[parameter][name]
             if isinstance(value, torch.Tensor) and made.dtype != value.dtype:

@@ -34,10 +34,10 @@ from meshmend.train.data.sample_source import JobData
 from meshmend.train.data.samples import Indices, Order, Share, share_of
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.resume import Resume
-from meshmend.train.torch.elastic_group import ElasticGroup, SampleTerms, elastic_group, retrying
+from meshmend.train.torch.elastic_group import ElasticGroup, elastic_group, retrying
 from meshmend.train.torch.job import seed_step, torch_sample_words
+from meshmend.train.torch.job_record import JobRecord, SampleTerms
 from meshmend.train.torch.loop_state import Stateful
-from meshmend.train.torch.tile_checkpoints import TileCheckpoints
 
 TILE_AXES = ("replicate", "shard")
 BuildOn = Callable[[DeviceMesh], Sequence[Stateful]]
@@ -91,6 +91,7 @@ class TileJob:
         self._make, self._tile, self._axes = build, tile, tuple(axes)
         self._shards_optimizer = shard_optimizer
         self._saving, self._resume = saving, resume
+        self._record: JobRecord | None = None
         self.steps, self.batch, self.seed = steps, data.batch_size(batch), seed
         self._order = Order(data.n_samples, seed)
         self._source = data.source(self._order)
@@ -115,7 +116,7 @@ class TileJob:
     @property
     def loss(self) -> float:
         """The mean loss of the last step over the samples of all chips."""
-        return elastic_group().loss
+        return self._record.loss if self._record is not None else 0.0
 
     def __iter__(self) -> Iterator["TileStep"]:
         """Yield one step after another, until all are done on all chips.
@@ -132,13 +133,14 @@ class TileJob:
         if not dist.is_initialized():
             dist.init_process_group("meshmend")
         group = elastic_group()
-        checkpoints = TileCheckpoints(self._saving, self._resume, worker_environment())
         terms = SampleTerms(self._order, self.batch, self.steps, self._sample_words)
-        group.count_samples(terms, checkpoints)
-        group.reconfigure((), self._build, self._tile, shard_optimizer=self._shards_optimizer)
+        record = self._record = JobRecord(worker_environment(), terms, self._saving, self._resume)
+        shares = self._shards_optimizer
+        group.use_built(self._build, self._tile, shard_optimizer=shares, record=record)
+        group.enter()
         try:
             for _ in group.steps(self.steps):
-                step = TileStep(self, group)
+                step = TileStep(self, group, record)
                 yield step
                 if not step.is_begun:
                     raise InputError(
@@ -171,7 +173,8 @@ class TileJob:
                 f"a job with tiles needs a sample for each chip, but got batch={self.batch} for "
                 f"{n_shares} chips; take a larger batch"
             )
-        place, position = at * mesh.size(1) + inside, elastic_group().position(self.step_number)
+        assert self._record is not None
+        place, position = at * mesh.size(1) + inside, self._record.position(self.step_number)
         return share_of(position, self.batch, place, n_shares), n_shares, not any(others)
 
 
@@ -181,8 +184,8 @@ class TileStep(AbstractContextManager[Any]):
     If the mesh changes in the block, nothing is raised: the step is undone and comes again.
     """
 
-    def __init__(self, job: TileJob, group: ElasticGroup) -> None:
-        self._job, self._group = job, group
+    def __init__(self, job: TileJob, group: ElasticGroup, record: JobRecord) -> None:
+        self._job, self._group, self._record = job, group, record
         self._share, self._n_shares, self._is_first = Share(0, 0), 1, True
         self._trying = retrying()
         self.is_begun = False
@@ -216,7 +219,7 @@ class TileStep(AbstractContextManager[Any]):
         share = self._share
         part = share.n_samples / share.batch
         if self._is_first:
-            self._group.add_loss(loss.item() * part)
+            self._record.own_loss += loss.item() * part
         (loss * (part * self._n_shares)).backward()  # type: ignore[no-untyped-call]  # torch's stubs
 
 

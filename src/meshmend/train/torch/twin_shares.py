@@ -10,10 +10,11 @@ mesh changes, chips say which spans of the row of parameters they hold the state
 lacks is sent to it. Nobody forgets anything before all chips have made their objects.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -22,6 +23,7 @@ from meshmend.membership.generation import Generation
 from meshmend.topology.failures import Chip
 from meshmend.topology.tiles import box_colour
 from meshmend.torch.call_arguments import dist
+from meshmend.torch.group import MeshmendGroup
 from meshmend.train.core.byte_gather import gather_values
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.sharding.layerwise import LAYERWISE
@@ -40,6 +42,9 @@ from meshmend.train.sharding.update_shares import (
     without,
 )
 from meshmend.train.state.state_tree import Bytes
+from meshmend.train.torch.group_state import GroupState
+
+_log = logging.getLogger(__name__)
 
 Row = tuple[int, Spans]  # the bytes of an optimizer's parameters here, and which have their state
 Received = tuple[int, Span, Bytes]  # the number of an optimizer, a span and its state
@@ -144,6 +149,97 @@ class TwinShares:
                 flat.values(piece).copy_(flat.bytes_in(payload, piece))
 
 
+class HeldShares:
+    """The shares of optimizers that this chip holds, from one generation to the next.
+
+    When a generation begins a chip gets what it lacks, for the objects that it will make. When all
+    chips have made theirs, it keeps its own shares alone.
+    """
+
+    def __init__(self, tile: tuple[int, ...], board: tuple[int, ...]) -> None:
+        self._tile, self._board = tile, board
+        self._shares: TwinShares | None = None  # of the present objects
+        self._received: list[Received] = []  # for those of the next group
+        self._mirror_of: tuple[int, ...] = ()  # of the twins of this generation
+        self.has_lost_state = False  # so that a checkpoint of this very step must be read
+
+    def receive(
+        self,
+        exchange: Exchange,
+        generation: Generation,
+        step: int,
+        coming: Mapping[str, Any] | None,
+    ) -> None:
+        """Get the states that this chip lacks; `coming` is what it will hold, None: what it holds.
+
+        What the beginning of a job is made of, and what is read from a checkpoint, each chip makes
+        or reads by itself: that is a state without objects.
+
+        Raises:
+            TransportError: the mesh has changed.
+            StateLostError: no chip has the state of some share.
+        """
+        mine = Holding(is_all=True) if self._shares is None else self._shares.holding
+        if coming is not None:
+            mine = Holding(is_all=not coming["objects"])
+        told = gather_values(exchange, [mine.is_all, mine.rows, self._board])
+        holdings = [Holding(bool(is_all), tuple(map(_row, rows))) for is_all, rows, _ in told]
+        # Chips may be told of other boards: those of the first count.
+        chips, board = exchange.mesh.live, tuple(told[0][2])
+        try:
+            moves = _moves(chips, holdings, generation, self._tile, board)
+        except StateLostError as lost:
+            if exchange.rank == 0:
+                _log.error("after step %d %s", step, lost)
+            self.has_lost_state = True
+            raise
+        received: list[Received] = []
+        for number, of_one in moves:
+            states = sent_states(exchange, of_one, partial(self._packed, number))
+            received += [(number, span, data) for span, data in states]
+        colour = box_colour(self._tile, chips[exchange.rank])
+        twins = [chip for chip in chips if box_colour(self._tile, chip) == colour]
+        self._received, self._mirror_of = received, mirrors_of_twins(twins, generation, board)
+
+    def _packed(self, number: int, span: Span) -> Bytes:
+        assert self._shares is not None, "this chip has said that it has this state"
+        return self._shares.packed(number, span)
+
+    def share(self, objects: GroupState, *, has_begun: bool, keeps_own: bool) -> None:
+        """Let twins share the optimizers of new objects; a job that `has_begun` has their states.
+
+        They have those that have come, and with `keeps_own` those of the objects before them.
+        """
+        before = self._shares if keeps_own else None
+        self._shares = TwinShares(objects.optimizers)
+        objects.share(self._shares.of)
+        if has_begun:
+            self._shares.take(before, self._received)
+        self._received, self.has_lost_state = [], False
+
+    def keep(self) -> None:
+        """Keep this chip's shares alone, once all chips have made their objects.
+
+        Raises:
+            RuntimeError, TransportError: the mesh has changed.
+        """
+        shares, world = self._shares, dist.group.WORLD if dist.is_initialized() else None
+        if shares is None or not isinstance(world, MeshmendGroup):
+            return
+        rows = [n_bytes for n_bytes, _ in shares.holding.rows]
+        told = torch.zeros((dist.get_world_size(), len(rows)), dtype=torch.int64)
+        told[dist.get_rank()] = torch.tensor(rows)
+        dist.all_reduce(told)
+        mesh = world.meshes[-1]
+        _, *inside = cast("tuple[int, ...]", mesh.get_coordinate())
+        line: Any = (slice(None), *inside)
+        twins = sorted(mesh.mesh[line].tolist())
+        # Without failures there are no mirrors.
+        mirror_of = self._mirror_of or tuple(range(len(twins)))
+        place = twins.index(dist.get_rank())
+        shares.keep(place, mirror_of, mesh.get_group(0), told.max(0).values.tolist())
+
+
 def mirrors_of_twins(
     twins: Sequence[Chip], generation: Generation, board: tuple[int, ...]
 ) -> tuple[int, ...]:
@@ -151,42 +247,6 @@ def mirrors_of_twins(
     hosts = {seat.chip: seat.address[0] for seat in generation.seats}
     names = counted_domains(DEFAULT_DOMAINS, hosts)
     return mirrors_of(domains_of(names, twins, hosts, board))
-
-
-def receive_shares(
-    exchange: Exchange,
-    generation: Generation,
-    *,
-    tile: tuple[int, ...],
-    board: tuple[int, ...],
-    mine: Holding,
-    shares: TwinShares | None,
-) -> tuple[list[Received], tuple[int, ...]]:
-    """Return the states that this chip lacks for its shares, and who mirrors whom of its twins.
-
-    All chips call this.
-
-    Raises:
-        TransportError: the mesh has changed.
-        StateLostError: no chip has the state of some share.
-    """
-    told = gather_values(exchange, [mine.is_all, mine.rows, board])
-    holdings = [Holding(bool(is_all), tuple(map(_row, rows))) for is_all, rows, _ in told]
-    # Chips may be told of other boards: those of the first count.
-    chips, board = exchange.mesh.live, tuple(told[0][2])
-    moves = _moves(chips, holdings, generation, tile, board)
-    received: list[Received] = []
-    for number, of_one in moves:
-        states = sent_states(exchange, of_one, partial(_packed, shares, number))
-        received += [(number, span, data) for span, data in states]
-    colour = box_colour(tile, chips[exchange.rank])
-    twins = [chip for chip in chips if box_colour(tile, chip) == colour]
-    return received, mirrors_of_twins(twins, generation, board)
-
-
-def _packed(shares: TwinShares | None, number: int, span: Span) -> Bytes:
-    assert shares is not None, "this chip has said that it has this state"
-    return shares.packed(number, span)
 
 
 def _moves(

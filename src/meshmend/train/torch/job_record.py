@@ -1,0 +1,167 @@
+"""What a chip writes down of its job: which steps and samples are done, their loss, checkpoints.
+
+Knows no process group, and nothing of what the steps are. A script that keeps its own loop picks
+its samples and saves by itself: then there are the steps in the ledger, and nothing else.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshmend.errors import ResumeError
+from meshmend.membership.generation import Generation
+from meshmend.topology.tiles import box_colour
+from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.data.ledger import Ledger
+from meshmend.train.data.samples import Order
+from meshmend.train.state import checkpoint
+from meshmend.train.state.checkpoint import Damage, Loaded, Saving
+from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
+from meshmend.train.state.resume import Resume, check_progress, folder_owner, folder_to_resume
+from meshmend.train.state.shards import Origin
+from meshmend.train.state.torch_state import TORCH
+from meshmend.train.torch.group_state import GroupState
+from meshmend.train.torch.tile_checkpoints import whole_state
+
+
+@dataclass(frozen=True)
+class SampleTerms:
+    """What all chips of a job that hands out samples agree on."""
+
+    order: Order
+    batch: int
+    steps: int
+    samples: Callable[[], str]  # returns a digest of a few samples
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """What a checkpoint must have in common with the job."""
+        return {"seed": self.order.seed, "n_samples": self.order.n_samples}
+
+
+class JobRecord:
+    """One chip's record of a job; with `terms`, of one of tiles that hands out samples.
+
+    `saving` writes checkpoints; with `resume` the job begins with one.
+    """
+
+    def __init__(
+        self,
+        environment: WorkerEnvironment,
+        terms: SampleTerms | None = None,
+        saving: Saving | None = None,
+        resume: Resume = None,
+    ) -> None:
+        self._environment, self.terms = environment, terms
+        self.ledger = Ledger(None, environment.chip)
+        self._resume = folder_to_resume(resume, saving)
+        self._owner = folder_owner(saving, self._resume, environment.run_id)
+        failures = WriteFailures(environment)
+        self.writer = CheckpointWriter(saving, TORCH, failures, environment, self._owner)
+        self._begin = (0, 0)  # the first step, and the position of that in the row of samples
+        self.saved_step = 0  # the last one of which a checkpoint was begun
+        self.own_loss = 0.0  # this chip's part of the loss of the step in flight
+        self.loss = 0.0  # of the last step, that of all chips
+
+    def resumed(self) -> dict[str, Any] | None:
+        """Return the whole state of the checkpoint that the job begins with, if it does.
+
+        Raises:
+            ResumeError: it cannot be read, or is of another job.
+        """
+        if self._resume is None or self.terms is None:
+            return None
+        state = _whole(self._resume, *checkpoint.load(self._resume, TORCH)).state
+        progress = state["progress"]
+        check_progress(progress, self.terms.progress)
+        self.saved_step, self.loss = int(progress["step"]), progress["loss"] or 0.0
+        self._begin = self.saved_step, int(progress["position"])
+        if self.saved_step > self.terms.steps:
+            raise ResumeError(
+                f"the checkpoint is at step {self.saved_step}, but the job ends at step "
+                f"{self.terms.steps}; set steps to at least {self.saved_step}"
+            )
+        return state
+
+    def open(self, step: int) -> None:
+        """Begin the ledger of a job that has done so many steps."""
+        environment, failures = self._environment, WriteFailures(self._environment)
+        self.ledger = Ledger(
+            environment.run_dir / "ledger" if environment.run_dir else None,
+            environment.chip,
+            self.terms.order if self.terms is not None else None,
+            on_failure=lambda why: failures.report("its ledger", why),
+        )
+        if step:
+            self.ledger.write_resume(*self._begin)
+
+    def position(self, step: int) -> int:
+        """Return how many samples are used when a step is done."""
+        begin, used = self._begin
+        return 0 if self.terms is None else used + (step - begin) * self.terms.batch
+
+    def save(
+        self,
+        held: GroupState,
+        step: int,
+        tile: tuple[int, ...],
+        generation: Generation,
+        *,
+        is_shared: bool,
+    ) -> None:
+        """Begin to write this chip's part of a checkpoint, if one is due after this step.
+
+        That is done at the top of the next turn of the loop: what the loop has changed after the
+        step, such as a learning rate by what it evaluated, belongs to it.
+
+        Each colour's part is written once. Twins take turns: the first colour is written in the
+        first tile, the next in the next. If twins share a part of the state, all chips write what
+        they own of that, and the writers their parts too.
+        """
+        terms = self.terms
+        if terms is None or self.saved_step == step:
+            return
+        self.saved_step, chip = step, self._environment.chip
+        colour = box_colour(tile, chip)
+        twins = [each for each in generation.chips if box_colour(tile, each) == colour]
+        is_writer = twins[colour % len(twins)] == chip
+        if not is_writer and not is_shared:
+            return
+        shard, n_shards = colour, len(generation.chips) // len(twins)
+        if is_shared:
+            shard, n_shards = generation.chips.index(chip), len(generation.chips)
+        progress = {"step": step, "position": self.position(step), "loss": self.loss}
+        progress |= {"stopped": False, **terms.progress}
+        self.writer.save(
+            lambda: {**whole_state(held, has_parts=is_writer), "progress": progress},
+            step=step,
+            generation=generation.number,
+            shard=shard,
+            n_shards=n_shards,
+            origin=lambda: Origin(
+                run=self._owner.run if self._owner else "",
+                term=generation.term,
+                generation=generation.number,
+                chip=chip,
+                digest=f"loss {self.loss.hex()}",  # all have it after this step, and no other
+            ),
+            is_last=step >= terms.steps,
+        )
+
+    def load(self, step: int) -> dict[str, Any]:
+        """Return the whole state of a step: of this job's checkpoints, or the one it began with.
+
+        Raises:
+            CheckpointDamageError, ResumeError: it cannot be read.
+        """
+        if self._resume is not None and step == self._begin[0]:
+            return _whole(self._resume, *checkpoint.load_step(self._resume, step, TORCH)).state
+        return self.writer.load(step).state
+
+
+def _whole(folder: Path, loaded: Loaded | None, damage: Iterable[Damage]) -> Loaded:
+    if loaded is None:
+        found = "; ".join(f"{path.name}: {why}" for path, why in damage) or "it has none"
+        raise ResumeError(f"resume needs a checkpoint in {folder} that can be read, but {found}")
+    return loaded
