@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from meshmend.config import Timing
 from meshmend.errors import InputError
@@ -132,3 +133,23 @@ def test_terms_grow_and_those_of_two_coordinators_that_count_alike_differ() -> N
 def test_a_holder_timeout_that_leaves_no_time_to_stop_is_refused() -> None:
     with pytest.raises(InputError, match=r"holder timeout of at least 0\.2 s, but got 0"):
         Timing(holder_timeout_s=0.0)
+
+
+def test_a_job_that_is_over_is_over_though_its_record_cannot_be_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = tmp_path / "record.json"
+    served = Served(record=record)
+    with client_of(served.address) as client:
+        record.unlink()
+        record.mkdir()
+        client.tell(structs.replace(client.status, finished=True))
+        client.await_news(lambda news: news.is_over)
+    served.thread.join(HANG_S)
+    caplog.clear()
+
+    served.server.close()
+
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert "the job is over, but its record" in line
+    assert "Is a directory; delete it, or begin the next job with --new" in line

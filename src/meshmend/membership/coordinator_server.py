@@ -168,7 +168,7 @@ class CoordinatorServer:
     def close(self) -> None:
         """Close the listener and all connections; delete the record of a job that is done."""
         if self._record_file is not None and self._coordinator.is_done and not self.failure:
-            self._record_file.unlink(missing_ok=True)
+            _delete_record(self._record_file)
         self._listener.close()
         while not self._callers.empty():  # who was admitted after the last turn
             self._callers.get().close()
@@ -265,3 +265,16 @@ class CoordinatorServer:
     def _lose(self, connection: int, why: str) -> None:
         self.hang_up(connection)
         self._coordinator.closed(connection, why, time.monotonic())
+
+
+def _delete_record(file: Path) -> None:
+    """Delete the record of a job that is done; if the disk does not let it, say so in a line."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        _log.error(
+            "the job is over, but its record %s cannot be deleted: %s; delete it, or begin the "
+            "next job with --new",
+            file,
+            error.strerror,
+        )
