@@ -35,7 +35,7 @@ WORKER: Final = "worker"
 
 _LONGEST_S: Final = 1e6  # no clock of a job has to add up more
 _LARGEST_PORT: Final = 0xFFFF
-_LARGEST: Final = 10**18
+_LARGEST: Final = (1 << 53) - 1  # whole numbers up to here are exact in every JSON reader
 # The unit that ends the name of a field, and its word; the name of the setting is without it.
 _UNITS: Final = {"_s": "seconds", "_bytes": "bytes"}
 _SWITCH: Final = {"1": True, "true": True, "0": False, "false": False}

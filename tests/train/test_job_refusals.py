@@ -1,5 +1,6 @@
 """What a job cannot train is refused in one line that says what to do."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ SAMPLES = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 4))
 
 def job(model: Any, optimizer: Any = None, **more: Any) -> Job:
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    return Job(model, optimizer, SAMPLES, batch=8, steps=2, **more)
+    return Job(model, optimizer, SAMPLES, **{"batch": 8, "steps": 2, **more})
 
 
 def lbfgs() -> Job:
@@ -75,6 +76,18 @@ def seed_as_text() -> Job:
     return job(torch.nn.Linear(4, 4), seed="7")
 
 
+def endless() -> Job:
+    return job(torch.nn.Linear(4, 4), steps=sys.maxsize)
+
+
+def large_seed() -> Job:
+    return job(torch.nn.Linear(4, 4), seed=1 << 64)
+
+
+def rare_checks() -> Job:
+    return job(torch.nn.Linear(4, 4), check_shares=10**18)
+
+
 def number_as_resume() -> Job:
     return job(torch.nn.Linear(4, 4), resume=3)
 
@@ -100,6 +113,9 @@ def no_module() -> Job:
         (no_every, "Saving needs every and keep of at least 1, but got every=0 and keep=3"),
         (folder_as_saving, r"saving=Saving\(folder, every=...\), but got a str"),
         (seed_as_text, "a seed that is a whole number of at least 0, but got '7'"),
+        (endless, "Job needs steps of at most 9007199254740991, but got 9223372036854775807"),
+        (large_seed, "Job needs seed of at most 18446744073709551615, but got 184467440737095516"),
+        (rare_checks, "Job needs check_shares of at most 9007199254740991, but got 1000000"),
         (number_as_resume, 'a folder of checkpoints or "auto", but got 3'),
         (no_module, "Job needs a module, or several in a list or dict"),
     ],

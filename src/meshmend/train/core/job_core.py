@@ -73,9 +73,13 @@ from meshmend.train.state.digest import total_of
 from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume, resumable
 from meshmend.train.state.shards import Origin
 from meshmend.train.state.state_tree import Framework
+from meshmend.transport.codec import LARGEST
 
 RESTORE, CONTINUE, STOP = "restore", "continue", "stop"
 ON_WRONG_RESULT: Final = (RESTORE, CONTINUE, STOP)
+
+# What a message to the coordinator can hold; a seed is also one of torch's.
+_MOST: Final = dict.fromkeys(("batch", "steps", "check_shares"), LARGEST) | {"seed": 2**64 - 1}
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +127,10 @@ class JobSettings:
             raise InputError(
                 f"Job needs a seed that is a whole number of at least 0, but got {self.seed!r}"
             )
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise InputError(f"Job needs {name} of at most {most}, but got {value}")
         if not isinstance(self.saving, Saving | None):
             raise InputError(
                 "Job needs saving=Saving(folder, every=...), but got a "
