@@ -270,13 +270,13 @@ class SumConfig(Struct, frozen=True, kw_only=True):
     window_bytes: Annotated[
         int,
         _leaf(
-            "Bytes that a peer may send before they are read; 0 leaves it to the kernel. Raise it "
-            "on fast links with a long round trip.",
+            "Bytes that a peer may send before they are read; 0: what a link of the fabric carries "
+            "in two round trips, at least 20 kB, and without a fabric what the kernel decides.",
             least=0,
             variable="WINDOW",
             read_by=BACKEND,
         ),
-    ] = 20_000
+    ] = 0
     checksum: Annotated[
         bool,
         _leaf(

@@ -109,6 +109,24 @@ def test_a_fabric_wins_over_one_host_and_is_refused_where_it_means_nothing() -> 
             settings_of(settings(**more), mesh)
 
 
+@pytest.mark.parametrize(
+    ("fabric", "asked", "window"),
+    [
+        ("", 0, 0),  # the kernel decides
+        (FIGURES, 0, 20_000),  # 6.15 MB/s for four hops of 44 us are 1,082 bytes
+        ("10GB/s,25us,1us", 0, 1_000_000),
+        ("10GB/s,25us,1us", 65_536, 65_536),
+        ("", 65_536, 65_536),
+    ],
+)
+def test_a_peer_may_send_two_round_trips_of_a_known_link_ahead(
+    fabric: str, asked: int, window: int
+) -> None:
+    config = SumConfig(fabric=fabric, window_bytes=asked)
+
+    assert settings_of(config, Mesh((2, 2))).window == window
+
+
 def test_figures_of_your_own_are_a_fabric() -> None:
     fabric = fabric_named(FIGURES)
 

@@ -471,14 +471,24 @@ def test_a_task_that_waits_for_longer_than_many_looks_still_stalls_in_its_own_ti
 
 @contextmanager
 def on_network(
-    network: Testbed, rank: int, folder: Path, *, link_timeout_s: float = 0.0
+    network: Testbed,
+    rank: int,
+    folder: Path,
+    *,
+    link_timeout_s: float = 0.0,
+    window_bytes: int = 0,
 ) -> Iterator[SocketTransport]:
     """Yield one of two ranks, on its chip and connected; files tell the other one its port."""
     chips, other = network.mesh.live, 1 - rank
     bind = network.address(chips[rank])
     labels = ["rank 0", "rank 1"]
     with SocketTransport(
-        rank, labels, SECRET, bind=bind, link_timeout_s=link_timeout_s
+        rank,
+        labels,
+        SECRET,
+        bind=bind,
+        window_bytes=window_bytes,
+        link_timeout_s=link_timeout_s,
     ) as transport:
         (folder / f"port{rank}.new").write_text(str(transport.address[1]))
         (folder / f"port{rank}.new").rename(folder / f"port{rank}")
@@ -509,7 +519,7 @@ def test_the_kernel_of_a_rank_that_does_not_read_drops_nothing_that_it_has_promi
 
     def sum_once(rank: int) -> None:
         array = np.ones(200_000, dtype=np.float32)
-        with on_network(network, rank, tmp_path) as transport:
+        with on_network(network, rank, tmp_path, window_bytes=20_000) as transport:
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
             transport.run(task_for(programs[rank], array), array.view(np.uint8))

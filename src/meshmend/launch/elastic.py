@@ -62,7 +62,7 @@ from meshmend.planning.ahead_process import AheadProcess
 from meshmend.planning.environment import Environment
 from meshmend.planning.plan_cache import plan_losses
 from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
-from meshmend.planning.settings import settings_of
+from meshmend.planning.settings import SMALL_WINDOW_BYTES, settings_of
 from meshmend.topology.failures import Chip, Failure, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
@@ -173,7 +173,7 @@ def run_elastic(job: ElasticJob) -> Outcome:
     load_hash()
     with testbed_of(job.config) as bed:
         if bed is not None:
-            job = replace(job, config=_listening_on(job.config, bed.address(job.mesh.live[0])))
+            job = replace(job, config=in_testbed(job.config, bed.address(job.mesh.live[0])))
         if job.sums:
             request = PlanRequest(job.mesh, job.board, job.algorithm, tuple(job.sums))
             plan_losses(request, for_s=_FIRST_PLANS_S)
@@ -206,8 +206,10 @@ def testbed_of(config: JobConfig) -> Iterator[Testbed | None]:
         yield bed
 
 
-def _listening_on(config: JobConfig, address: str) -> JobConfig:
-    return config.with_({"sums.bind": address})
+def in_testbed(config: JobConfig, address: str) -> JobConfig:
+    """Return the settings of a worker that has this address in a testbed, whose links are slow."""
+    window = config.sums.window_bytes or SMALL_WINDOW_BYTES
+    return config.with_({"sums.bind": address, "sums.window": window})
 
 
 @dataclass(frozen=True)
@@ -679,7 +681,7 @@ class JobProcesses:
         """Start the worker of a chip; it injects `faults` into itself."""
         job, bed, config = self._job, self._bed, self._common.config
         if bed is not None:
-            config = _listening_on(config, bed.address(chip))
+            config = in_testbed(config, bed.address(chip))
         environment = replace(self._common, config=config, chip=chip, faults=tuple(faults))
         at_start, coordinator = job.mesh, self._listener.getsockname()[:2]
         rank = elastic_rank(chip, at_start)

@@ -25,7 +25,14 @@ from typing import Final
 from meshmend.config import JobConfig
 from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
-from meshmend.launch.elastic import IN_TESTBED, ElasticJob, RecordedRun, run_recorded, testbed_of
+from meshmend.launch.elastic import (
+    IN_TESTBED,
+    ElasticJob,
+    RecordedRun,
+    in_testbed,
+    run_recorded,
+    testbed_of,
+)
 from meshmend.launch.job_page import PageRequest
 from meshmend.launch.journal import start_event, write_report
 from meshmend.launch.supervisor import Supervisor
@@ -160,7 +167,7 @@ class _Workers:
         """Return the variables that torchrun would set, and those that the backend reads."""
         config, bed, n_live = self._common.config, self._bed, self._mesh.n_live
         if bed is not None:
-            config = config.with_({"sums.bind": bed.address(chip)})
+            config = in_testbed(config, bed.address(chip))
         return {
             **torchrun_variables(
                 rank, n_live, local_rank=rank, local_world_size=n_live, master=("127.0.0.1", 29500)

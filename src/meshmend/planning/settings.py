@@ -4,6 +4,8 @@ They come from the environment (`planning/environment.py`), or from `pg_options`
 `init_process_group`.
 """
 
+from typing import Final
+
 from msgspec.structs import asdict, force_setattr
 
 from meshmend.config import LEAVES, SECRET, TRANSPORT, SumConfig
@@ -11,11 +13,14 @@ from meshmend.errors import InputError
 from meshmend.planning.catalogue import AUTO_ON_ONE_HOST, auto_on
 from meshmend.planning.plan import AUTO
 from meshmend.schedule.algorithm_names import check_fabric
+from meshmend.topology.fabric import fabric as fabric_named
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.handshake import check_secret
 
 TRANSPORTS = ("sockets", "gloo", "nccl")
 LOOPBACK = "127.0.0.1"
+SMALL_WINDOW_BYTES: Final = 20_000  # two packets of the longest that networks pass, 9,000 bytes
+_HOPS_AHEAD: Final = 4  # two round trips: one to see what was read, one to spare
 
 
 class Settings(SumConfig, frozen=True):
@@ -39,6 +44,19 @@ class Settings(SumConfig, frozen=True):
             return auto_on(self.fabric)
         is_one_host = self.transport == TRANSPORTS[0] and self.bind == LOOPBACK
         return AUTO_ON_ONE_HOST if is_one_host and self.algorithm == AUTO else self.algorithm
+
+    @property
+    def window(self) -> int:
+        """How many bytes a peer may send before they are read; with 0 the kernel decides.
+
+        Urgent data cannot overtake what the kernel has taken, so a known fabric gets as little as
+        keeps its links busy. The kernel finds by itself what keeps an unknown one busy.
+        """
+        if self.window_bytes or not self.fabric:
+            return self.window_bytes
+        fabric = fabric_named(self.fabric)
+        ahead = _HOPS_AHEAD * fabric.hop_latency_s * fabric.link_bandwidth_bytes_per_s
+        return max(SMALL_WINDOW_BYTES, round(ahead))
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:

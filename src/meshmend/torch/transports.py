@@ -468,7 +468,7 @@ def listening_transport(
         secret,
         bind=settings.bind,
         reports_failures=True,
-        window_bytes=settings.window_bytes,
+        window_bytes=settings.window,
         sums_payloads=settings.checksum,
         link_timeout_s=settings.link_timeout_s,
     )

@@ -22,6 +22,7 @@ import numpy as np
 
 from meshmend.errors import BenchmarkError
 from meshmend.lab.bench.contenders import Contender, Network, Participant, Run, expected
+from meshmend.planning.settings import SMALL_WINDOW_BYTES
 from meshmend.processes import die_with_parent
 from meshmend.scratch import scratch_folder
 from meshmend.transport.event_loop import load_event_loop
@@ -156,7 +157,10 @@ def work(
         network.enter(chips[rank])
         labels = [f"chip {chip}" for chip in chips]
         bind = network.address(chips[rank])
-        with SocketTransport(rank, labels, session.secret, bind=bind) as transport:
+        window = SMALL_WINDOW_BYTES if network.bed is not None else 0
+        with SocketTransport(
+            rank, labels, session.secret, bind=bind, window_bytes=window
+        ) as transport:
             channel.send({"address": transport.address})
             addresses = tuple(channel.recv()["addresses"])
             participant = Participant(

@@ -121,7 +121,7 @@ class Exchange:
             [f"chip {other}" for other in whole.live],
             settings.secret.encode(),
             bind=settings.bind,
-            window_bytes=settings.window_bytes,
+            window_bytes=settings.window,
             sums_payloads=settings.checksum,
             link_timeout_s=settings.link_timeout_s,
         )
