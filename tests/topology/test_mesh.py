@@ -176,6 +176,15 @@ def test_distances_and_diameter_agree_with_scipy(mesh: Mesh) -> None:
         assert distances_from(mesh, rank).tolist() == hops[rank].tolist()
 
 
+def test_the_figures_of_a_large_mesh_take_few_searches() -> None:
+    """A search from each chip would take a minute and a half on a line as long."""
+    at = np.arange(100_000)
+
+    eccentricities = mesh_figures(Mesh((len(at), 1))).eccentricities
+
+    assert np.array_equal(eccentricities, np.maximum(at, at[::-1]))
+
+
 def test_distance_to_a_part_that_is_cut_off_is_minus_one() -> None:
     mesh = Mesh((1, 4)).without("0,1")
 

@@ -92,3 +92,11 @@ def test_many_axes_that_are_alike_take_no_time() -> None:
     mesh = Mesh((2,) * 12).without("0," * 11 + "1")
 
     assert stand_in(mesh).mesh.n_live == mesh.n_live
+
+
+@pytest.mark.parametrize(
+    "mesh", [Mesh((200_000,), (True,)), Mesh((100_000,), (True,)).without("7")], ids=str
+)
+def test_a_long_ring_takes_no_memory_for_its_images(mesh: Mesh) -> None:
+    """All its shifts, an entry for each chip, would take a hundred gigabytes."""
+    assert stand_in(mesh).mesh == mesh

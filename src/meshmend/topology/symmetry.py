@@ -95,6 +95,11 @@ def _axis_maps(extent: int, wraps: bool) -> NDArray[np.int64]:
     return np.unique(maps, axis=0)  # the identity is the first of these
 
 
+def _n_axis_maps(extent: int, wraps: bool) -> int:
+    """Return how many maps an axis has, without making them."""
+    return min(extent, 2) * (extent if wraps and extent > 2 else 1)
+
+
 def _first_image(
     mesh: Mesh, orders: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], list[NDArray[np.int64]]]:
@@ -103,13 +108,15 @@ def _first_image(
     That is by their numbers, for which the last axis counts most. Along an axis that wraps around
     positions count from the middle: exchanges are half a percent faster around a hole there.
     """
-    maps = [_axis_maps(*_axes(mesh)[axis]) for axis in orders[0]]  # the same in all orders
-    n_maps = tuple(map(len, maps))
+    axes = [_axes(mesh)[axis] for axis in orders[0]]  # the same in all orders
+    n_maps = tuple(_n_axis_maps(*each) for each in axes)
     n_broken = len(mesh.failed) + len(mesh.failed_links) + len(mesh.slow)
     n_numbers = len(orders) * math.prod(n_maps) * n_broken
-    if not n_broken or n_numbers > _MOST_NUMBERS:
-        return orders[0], [each[0] for each in maps]
-    places = [_places(*_axes(mesh)[axis])[each] for axis, each in zip(orders[0], maps, strict=True)]
+    longest = max(n * extent for n, (extent, _) in zip(n_maps, axes, strict=True))
+    if not n_broken or max(n_numbers, longest) > _MOST_NUMBERS:
+        return orders[0], [np.arange(extent) for extent, _ in axes]
+    maps = [_axis_maps(*each) for each in axes]
+    places = [_places(*axis)[each] for axis, each in zip(axes, maps, strict=True)]
     numbers = np.concatenate([_numbers(mesh, order, places) for order in orders])
     left = np.arange(len(numbers))
     for column in numbers.T:

@@ -67,7 +67,7 @@ def likely_slits(mesh: Mesh) -> tuple[Slit, ...]:
             two connected sides.
     """
     is_flat = len(mesh.shape) == 2 and not any(
-        wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
+        size == 1 or (wraps and size > 2) for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
     )
     found = sorted(_slits(mesh), key=lambda each: each[0]) if is_flat else []
     without_length = [slit for (length, *_), slit in found if not length]
@@ -93,8 +93,7 @@ def _slits(mesh: Mesh) -> Iterator[tuple[tuple[int, ...], Slit]]:
     """Yield the slits between two gaps, each with a key: the smallest is that of the best."""
     for axis, size in enumerate(mesh.shape):
         n_along = mesh.shape[1 - axis]
-        for after in range(size - 1):
-            crosses = _crossing(mesh, axis, after)
+        for after, crosses in enumerate(_crossings(mesh, axis)[:-1]):
             for start, stop in (*_runs(crosses < 0), (n_along // 2, n_along // 2)):
                 spans = (_widened(start, stop, n_along), (start, stop))
                 for is_narrow, (first, last) in enumerate(spans):
@@ -104,13 +103,12 @@ def _slits(mesh: Mesh) -> Iterator[tuple[tuple[int, ...], Slit]]:
                         yield key, Slit(mesh, axis, after, gaps)
 
 
-def _crossing(mesh: Mesh, axis: int, after: int) -> Ranks:
-    """Return for each place of a line the rank whose link leads to the next line, -1 if none."""
-    crosses = np.full(mesh.shape[1 - axis], -1, dtype=np.int32)
-    on_line = mesh.coordinates[:, axis] == after
-    rank = np.flatnonzero(on_line & (mesh.neighbor_ranks[:, 2 * axis + 1] >= 0))
-    crosses[mesh.coordinates[rank, 1 - axis]] = rank
-    return crosses
+def _crossings(mesh: Mesh, axis: int) -> Ranks:
+    """Return for each place of each line the rank whose link leads to the next line, -1 if none."""
+    leads_on = mesh.neighbor_ranks[:, 2 * axis + 1] >= 0
+    crosses = np.full(mesh.shape, -1, dtype=np.int32)
+    crosses[tuple(mesh.coordinates[leads_on].T)] = np.flatnonzero(leads_on)
+    return np.moveaxis(crosses, axis, 0)
 
 
 def _widened(start: int, stop: int, n_along: int) -> tuple[int, int]:
