@@ -163,6 +163,8 @@ def test_a_table_with_other_colours_has_another_digest() -> None:
         ({"collective": Collective.ALL_GATHER}, "a Schedule of colours needs an allreduce"),
         ({"of_rank": [0, 1]}, "a colour for each of 4 ranks and 2 chunks, but got 2 and 2"),
         ({"of_chunk": [0, 5]}, "chunks of colours that some rank has"),
+        ({"of_chunk": [1, 0]}, "in order of colour, an equal part of the payload each"),
+        ({"cuts": [0.0, 0.4, 1.0]}, "in order of colour, an equal part of the payload each"),
     ],
 )
 def test_colours_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
@@ -172,5 +174,6 @@ def test_colours_that_do_not_fit_are_refused(change: dict[str, Any], message: st
         np.array(change.get(name, default), dtype=np.int32)
         for name, default in (("of_rank", [0, 1, 0, 1]), ("of_chunk", [0, 1]))
     )
+    cuts = np.array(change.get("cuts", schedule.cuts))
     with pytest.raises(InputError, match=message):
-        replace(schedule, collective=collective, colours=Colours(of_rank, of_chunk))
+        replace(schedule, collective=collective, cuts=cuts, colours=Colours(of_rank, of_chunk))

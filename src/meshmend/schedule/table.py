@@ -181,6 +181,13 @@ class Schedule:
             )
         if self.collective is not Collective.ALLREDUCE or self.has_scratch:
             raise InputError("a Schedule of colours needs an allreduce without scratch buffers")
+        parts = np.bincount(colours.of_chunk, np.diff(self.cuts), colours.n_colours)
+        is_in_order = bool(np.all(np.diff(colours.of_chunk) >= 0))
+        if not is_in_order or not np.allclose(parts, 1 / colours.n_colours, rtol=0, atol=1e-12):
+            raise InputError(
+                f"a Schedule of {colours.n_colours} colours needs their chunks in order of colour, "
+                "an equal part of the payload each"
+            )
 
     def _check_rows(self) -> None:
         checks = (

@@ -80,10 +80,15 @@ def _most_stops(mesh: Mesh, parents: Ranks) -> int:
     """Return how many messages a sum takes to the root at most."""
     packing = _packing_of([parents])
     stops, taker = np.zeros(packing.n_ranks, dtype=np.int64), straight_to(mesh, packing)[0]
-    for level in range(1, packing.depth + 1):
-        rank = np.flatnonzero(packing.hops[0] == level)
+    for rank in _by_hops(packing.hops[0], np.arange(packing.n_ranks))[1:]:
         stops[rank] = stops[taker[rank]] + 1
     return int(stops.max())
+
+
+def _by_hops(hops: NDArray[np.integer], ranks: NDArray[np.integer]) -> list[NDArray[np.integer]]:
+    """Return these ranks in groups of as many hops to the root, the nearest first."""
+    order = np.argsort(hops[ranks], kind="stable")
+    return np.split(ranks[order], 1 + np.flatnonzero(np.diff(hops[ranks[order]])))
 
 
 def straight_to(mesh: Mesh, packing: TreePacking, *, in_pairs: bool = False) -> Ranks:
@@ -106,12 +111,11 @@ def straight_to(mesh: Mesh, packing: TreePacking, *, in_pairs: bool = False) -> 
         goes_on = below[way[below] == way[parents[below]]]
         aside, from_end = np.zeros((2, packing.n_ranks), dtype=np.int64)
         np.maximum.at(aside, parents[turns], heights[turns] + 1)
-        for level in range(packing.depth, 1, -1):
-            rank = goes_on[hops[goes_on] == level]
+        levels = _by_hops(hops, goes_on)
+        for rank in reversed(levels):
             from_end[parents[rank]] = from_end[rank] + 1
         taker[turns] = parents[turns]
-        for level in range(2, packing.depth + 1):
-            rank = goes_on[hops[goes_on] == level]
+        for rank in levels:
             taker[rank] = taker[parents[rank]]
         if in_pairs:
             joins = (from_end[below] % 2 == 1) & (aside[below] <= aside[parents[below]] + 1)

@@ -166,8 +166,13 @@ class TreePacking:
 def heights_of(parents):  # type: ignore[no-untyped-def]
     """Return for each tree and rank the hops to the farthest rank below it."""
     height = np.zeros(parents.shape, dtype=np.int32)
+    is_leaf = np.empty(parents.shape[1], dtype=np.bool_)
     for tree in range(parents.shape[0]):
-        for rank in range(parents.shape[1]):
+        is_leaf[:] = True
+        for above in parents[tree]:
+            if above >= 0:
+                is_leaf[above] = False
+        for rank in np.flatnonzero(is_leaf):  # a long branch is walked once
             below, here = 0, parents[tree, rank]
             while here >= 0 and height[tree, here] <= below:
                 below += 1
