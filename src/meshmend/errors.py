@@ -71,6 +71,12 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
         raise InputError(f"{name} needs to be one of {', '.join(known)}, but got {value!r}")
 
 
+def check_kind(who: str, what: str, value: object, kind: type | tuple[type, ...]) -> None:
+    """Raise InputError unless a value is of a kind; `what` says what `who` needs."""
+    if not isinstance(value, kind):
+        raise InputError(f"{who} needs {what}, but got {value!r:.80}")
+
+
 class MeshmendError(Exception):
     """The root: catch this to catch everything that meshmend raises on purpose."""
 

@@ -3,7 +3,9 @@
 import doctest
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import meshmend
@@ -93,13 +95,16 @@ def test_a_file_keeps_what_the_plan_was_made_for(tmp_path: Path) -> None:
     ("payload", "fabric", "message"),
     [
         ("foo", None, "a size needs a number and a unit, but got 'foo'"),
-        (-1, None, "a payload needs to be 0 bytes or more, but got -1"),
-        (float("nan"), None, "a payload needs to be 0 bytes or more, but got nan"),
+        (-1, None, "a payload needs to be 0 bytes or more, at most 1e.46, but got -1"),
+        (float("nan"), None, "a payload needs to be 0 bytes or more, .* but got nan"),
+        (10**400, None, "a payload needs to be 0 bytes or more, .* but got 1000"),
+        ([], None, r"a number of bytes, or a text such as '25MB', but got \[\]"),
         (None, "abacus", "one of reference, .* but got 'abacus'"),
+        (None, 5, "a Fabric, or the name of a preset such as 'tpu-v3', but got 5"),
     ],
 )
 def test_a_payload_or_fabric_that_is_none_is_refused(
-    payload: float | str | None, fabric: str | None, message: str
+    payload: Any, fabric: Any, message: str
 ) -> None:
     for ask in (plan(HOLE, "rank-ring").predicted, plan(HOLE, "rank-ring").limit):
         with pytest.raises(InputError, match=message):
@@ -125,6 +130,28 @@ def test_a_plan_in_which_ranks_own_unequal_parts_has_the_limit_of_these() -> Non
 
     assert forwards.schedule.shares.min() == 0  # a yellow corner sends all of the payload
     assert limit(forwards).time_s > limit(HOLE, collective="reduce-scatter").time_s
+
+
+def test_what_is_no_mesh_is_refused_in_words() -> None:
+    for call, message in (
+        (plan, "plan needs a Mesh"),
+        (simulate, "simulate needs a Plan or a Mesh"),
+    ):
+        with pytest.raises(InputError, match=f"{message}.*, but got '4x4'"):
+            call("4x4")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="limit needs a Plan or a Mesh, but got 4"):
+        limit(4)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"a tile such as '2x2', or a Tiling, but got \(2, 2\)"):
+        plan(HOLE, tile=(2, 2))  # type: ignore[arg-type]
+
+
+def test_arrays_and_ufuncs_of_another_kind_are_refused() -> None:
+    made = plan(Mesh((1, 2)), "ring-1d")
+
+    with pytest.raises(InputError, match=r"a NumPy array of rank 0, but got \[1, 2\]"):
+        made.run([[1, 2], [3, 4]])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"a ufunc such as np\.add to combine by, but got 'add'"):
+        made.run([np.ones(2)] * 2, combine="add")  # type: ignore[arg-type]
 
 
 def test_simulate_takes_a_collective() -> None:

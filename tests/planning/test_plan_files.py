@@ -153,6 +153,8 @@ def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path: Path) -> No
         read_plan(tmp_path / "plan.json")
     with pytest.raises(PlanFileError, match=r"cannot read the plan .*: Is a directory"):
         read_plan(tmp_path)
+    with pytest.raises(PlanFileError, match=r"cannot read the plan /dev/full: it is a device"):
+        read_plan(Path("/dev/full"))  # whose zeros never end
 
 
 def first(column: str, value: Any) -> dict[str, Any]:

@@ -56,6 +56,8 @@ def test_an_override_that_changes_nothing_is_the_preset() -> None:
         ({"hop_latency_s": -1e-6}, "needs zero or a positive hop_latency_s, but got -1e-06"),
         ({"message_overhead_s": float("nan")}, "needs zero or a positive message_overhead_s"),
         ({"chip_bandwidth_bytes_per_s": 0.0}, "needs a positive chip_bandwidth_bytes_per_s"),
+        ({"hop_latency_s": "1us"}, "needs zero or a positive hop_latency_s, but got 1us"),
+        ({"processors": 2}, "its processors as Processors, but got 2"),
     ],
 )
 def test_impossible_figures_are_refused(figures: dict[str, Any], message: str) -> None:
@@ -100,7 +102,8 @@ def test_a_fabric_without_processors_names_none() -> None:
     ("figures", "message"),
     [
         ("6MB/s,2us,1us,2.5,3us,1GB/s,0s", "a whole number of processors, but got '2.5'"),
-        ("6MB/s,2us,1us,0,3us,1GB/s,0s", "one processor or more, but got 0"),
+        ("6MB/s,2us,1us,0,3us,1GB/s,0s", "from one to 1048576 processors, but got 0"),
+        ("6MB/s,2us,1us,99999999999999999999,3us,1GB/s,0s", "from one to 1048576 processors"),
         ("6MB/s,2us,1us,2,3us,0B/s,0s", "positive"),
         ("6MB/s,2us,1us,2,3us", "the number of processors that chips share"),
     ],

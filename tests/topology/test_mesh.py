@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components, shortest_path
 
-from meshmend.errors import TopologyError
+from meshmend.errors import InputError, TopologyError
 from meshmend.topology.failures import Block, Chip, Link, SlowLink, blocks_of, region
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.graph import (
@@ -267,6 +267,34 @@ FIRST = Link((0, 0), (0, 1))
 def test_impossible_meshes_and_failures_are_refused(make: object, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Mesh(4), r"its shape as a tuple such as \(4, 4\), but got 4"),  # type: ignore[arg-type]
+        (lambda: Mesh([4, 4]), r"its shape as a tuple such as \(4, 4\), but got \[4, 4\]"),  # type: ignore[arg-type]
+        (lambda: Mesh("4x4"), "its shape as a tuple such as .*, but got '4x4'"),  # type: ignore[arg-type]
+        (lambda: Mesh((4, "4")), "whole numbers as extents, but got '4'"),  # type: ignore[arg-type]
+        (lambda: Mesh((4.0, 4)), r"whole numbers as extents, but got 4\.0"),  # type: ignore[arg-type]
+        (lambda: Mesh((1,) * 33), "at most 32 axes, but got 33"),
+        (lambda: Mesh((4, 4), True), "its wrap flags as a tuple .*, but got True"),  # type: ignore[arg-type]
+        (lambda: replace(MESH, failed=[(0, 0)]), r"its failed chips as a frozenset, but got \["),  # type: ignore[arg-type]
+        (lambda: replace(MESH, failed=frozenset({(0.5, 0)})), "failed chips inside its shape"),  # type: ignore[arg-type]
+        (lambda: replace(MESH, slow=frozenset({FIRST})), "slow of SlowLinks, but got Link"),  # type: ignore[arg-type]
+        (lambda: MESH.without((0, 0)), r"a Block or a Link, but got \(0, 0\)"),  # type: ignore[arg-type]
+        (lambda: MESH.repaired(["0,0"]), r"a Block or a Link, but got \['0,0'\]"),  # type: ignore[arg-type]
+        (lambda: MESH.slowed(FIRST), "a text such as 'link:0,0-0,1=0.25', but got Link"),  # type: ignore[arg-type]
+        (lambda: MESH.tiles((2, 2)), r"a text such as '2x2', but got \(2, 2\)"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_another_kind_are_refused(make: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_a_mesh_of_many_axes_has_links() -> None:
+    assert Mesh((1,) * 31 + (2,)).links.tolist() == [[0, 1]]
 
 
 def test_a_wrapping_axis_has_the_link_from_its_last_chip_to_its_first() -> None:

@@ -122,6 +122,8 @@ def read_plan(path: Path) -> PlanFile:
         PlanFileError: the file does not exist, is no plan file, is damaged, or has another version.
     """
     try:
+        if path.is_char_device():  # such as /dev/zero, which never ends
+            raise PlanFileError(f"cannot read the plan {path}: it is a device, not a file")
         content = path.read_bytes()
     except OSError as error:
         raise PlanFileError(f"cannot read the plan {path}: {error.strerror}") from None

@@ -3,7 +3,7 @@
 They call `simulator/`, which times any schedule on any routes, and `limits/`, which proves bounds.
 """
 
-from meshmend.errors import hides_frames
+from meshmend.errors import check_kind, hides_frames
 from meshmend.planning.plan import Plan, plan
 from meshmend.planning.target import Payload, Target, collective_named
 from meshmend.schedule.table import Collective
@@ -39,6 +39,7 @@ def simulate(
     Raises:
         InputError: the payload cannot be read, or the collective or the fabric is unknown.
     """
+    check_kind("simulate", "a Plan or a Mesh", what, (Plan, Mesh))
     if isinstance(what, Mesh):
         what = plan(what, collective=collective, payload=payload, fabric=fabric)
     return what.predicted(payload, fabric)
@@ -64,6 +65,7 @@ def limit(
     Raises:
         InputError: the payload cannot be read, or the collective or the fabric is unknown.
     """
+    check_kind("limit", "a Plan or a Mesh", what, (Plan, Mesh))
     if isinstance(what, Plan):
         return what.limit(payload, fabric)
     target = Target().with_(payload, fabric)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import InputError, PlanFileError, UnsupportedError, hides_frames
+from meshmend.errors import InputError, PlanFileError, UnsupportedError, check_kind, hides_frames
 from meshmend.planning.choose import choose, choose_trees, chosen_schedule
 from meshmend.planning.colour_search import fastest_colours
 from meshmend.planning.files import PlanFile, read_plan, write_plan
@@ -254,6 +254,7 @@ def plan(
         TopologyError: the tile cannot be read, or none fits.
         UnsupportedError: the algorithm does not support the mesh; the message names another.
     """
+    check_kind("plan", "a Mesh such as Mesh((4, 4))", mesh, Mesh)
     collective = collective_named(collective)
     target = Target().with_(payload, fabric)
     tiling = None if tile is None else _tiling(mesh, tile)
@@ -278,6 +279,7 @@ def plan(
 def _tiling(mesh: Mesh, tile: str | Tiling) -> Tiling:
     if isinstance(tile, str):
         return mesh.tiles(tile)
+    check_kind("plan", "a tile such as '2x2', or a Tiling", tile, Tiling)
     if tile.mesh != largest_part(mesh):
         raise InputError(
             f"a plan for {mesh} needs a tiling of it, but got one of {tile.mesh}; use "

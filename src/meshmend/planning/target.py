@@ -4,13 +4,13 @@ With a mesh, that is the question which `auto` and every price answer.
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import Final
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, check_kind
 from meshmend.planning.cache import Key
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS, Fabric
@@ -18,6 +18,7 @@ from meshmend.topology.fabric import fabric as fabric_named
 from meshmend.topology.mesh import Mesh
 from meshmend.units import parse_bytes
 
+_MOST_BYTES: Final = 1e46  # more than words can say: 1e30 PiB
 Payload = float | str  # bytes per chip, or words such as "100MB"
 
 
@@ -29,8 +30,11 @@ class Target:
     fabric: Fabric = FABRICS["reference"]
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.payload_bytes) and self.payload_bytes >= 0):
-            raise InputError(f"a payload needs to be 0 bytes or more, but got {self.payload_bytes}")
+        if not 0 <= self.payload_bytes <= _MOST_BYTES:
+            raise InputError(
+                f"a payload needs to be 0 bytes or more, at most {_MOST_BYTES:g}, but got "
+                f"{self.payload_bytes!s:.40}"
+            )
 
     def with_(self, payload: Payload | None, fabric: Fabric | str | None) -> "Target":
         """Return this target with another payload or fabric, if given.
@@ -59,11 +63,17 @@ def collective_named(name: str | Collective) -> Collective:
 
 
 def _bytes_of(payload: Payload) -> float:
-    return parse_bytes(payload) if isinstance(payload, str) else payload
+    if isinstance(payload, str):
+        return parse_bytes(payload)
+    check_kind("a payload", "a number of bytes, or a text such as '25MB'", payload, Real)
+    return payload
 
 
 def _fabric_of(fabric: Fabric | str) -> Fabric:
-    return fabric_named(fabric) if isinstance(fabric, str) else fabric
+    if isinstance(fabric, str):
+        return fabric_named(fabric)
+    check_kind("a fabric", "a Fabric, or the name of a preset such as 'tpu-v3'", fabric, Fabric)
+    return fabric
 
 
 _FOR_THE_READER: Final = ("name", "source", "usual_mesh")  # of a fabric

@@ -8,14 +8,16 @@ figures with your own measurements: `fabric("tpu-v3").with_(...)`.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, check_kind
 from meshmend.units import format_bandwidth, format_time, parse_bandwidth, parse_time
 
 # Beyond these, times of a whole sum no longer fit a table, and no machine is so slow.
 _SLOWEST_BYTES_PER_S, _LONGEST_S = 1.0, 1e6
+_MOST_PROCESSORS = 1 << 20
 _LARGEST = 1e18  # of seconds and of bytes a second: beyond it times are no longer whole ticks
 
 
@@ -38,8 +40,10 @@ class Processors:
         for name, value in times.items():
             if not 0 <= value <= _LARGEST:
                 raise InputError(f"processors need zero or a positive {name}, but got {value}")
-        if type(self.n) is not int or self.n < 1:
-            raise InputError(f"a host needs one processor or more, but got {self.n}")
+        if type(self.n) is not int or not 1 <= self.n <= _MOST_PROCESSORS:
+            raise InputError(
+                f"a host needs from one to {_MOST_PROCESSORS} processors, but got {self.n!s:.40}"
+            )
         if not 0 < self.bytes_per_s <= _LARGEST:
             raise InputError(f"processors need a positive bytes_per_s, but got {self.bytes_per_s}")
 
@@ -81,6 +85,8 @@ class Fabric:
             self._check("chip_bandwidth_bytes_per_s", self.chip_bandwidth_bytes_per_s, "a positive")
         if self.update_bytes_per_s is not None:
             self._check("update_bytes_per_s", self.update_bytes_per_s, "a positive")
+        if self.processors is not None:
+            check_kind("Fabric", "its processors as Processors", self.processors, Processors)
 
     def with_(
         self,
@@ -152,9 +158,11 @@ class Fabric:
         return figures
 
     def _check(self, figure: str, value: float, needed: str) -> None:
-        is_one = 0 < value <= _LARGEST or (value == 0 and "zero" in needed)
+        is_one = isinstance(value, Real) and (
+            0 < value <= _LARGEST or (value == 0 and "zero" in needed)
+        )
         if not is_one:
-            raise InputError(f"fabric {self.name} needs {needed} {figure}, but got {value}")
+            raise InputError(f"fabric {self.name} needs {needed} {figure}, but got {value!s:.40}")
 
 
 _PUBLIC = "Link bandwidth from public descriptions of the machine, not measured by us."

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import TopologyError
+from meshmend.errors import TopologyError, check_kind
 from meshmend.topology.failures import (
     Block,
     Chip,
@@ -34,9 +34,11 @@ from meshmend.units import some
 if TYPE_CHECKING:
     from meshmend.topology.tiles import Tiling
 
+_WHOLE = (int, np.integer)
 _Number = TypeVar("_Number", bound=np.generic)
 
 MAX_CHIPS = 1 << 20  # beyond this the tables of ranks and links no longer fit a workstation
+MAX_AXES = 32  # so many NumPy can number the chips of; more than 20 have extents of 1 among them
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Mesh:
     slow: frozenset[SlowLink] = frozenset()
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if not self.shape or min(self.shape) < 1:
             raise TopologyError(
                 f"Mesh needs at least one axis and positive extents, but got shape {self.shape}"
@@ -64,6 +67,8 @@ class Mesh:
             raise TopologyError(
                 f"Mesh needs at most {MAX_CHIPS} chips, but got {format_shape(self.shape)}"
             )
+        if len(self.shape) > MAX_AXES:
+            raise TopologyError(f"Mesh needs at most {MAX_AXES} axes, but got {len(self.shape)}")
         if not self.wrap:  # one flag per axis, so that equal meshes compare equal
             object.__setattr__(self, "wrap", (False,) * len(self.shape))
         if len(self.wrap) != len(self.shape):
@@ -93,12 +98,29 @@ class Mesh:
                 f"{self.n_chips} failed"
             )
 
+    def _check_kinds(self) -> None:
+        check_kind("Mesh", "its shape as a tuple such as (4, 4)", self.shape, tuple)
+        for size in self.shape:
+            check_kind("Mesh", "whole numbers as extents", size, _WHOLE)
+        check_kind("Mesh", "its wrap flags as a tuple such as (True, False)", self.wrap, tuple)
+        check_kind("Mesh", "its failed chips as a frozenset", self.failed, frozenset)
+        for name, links, kind in (
+            ("failed_links", self.failed_links, Link),
+            ("slow", self.slow, SlowLink),
+        ):
+            check_kind("Mesh", f"{name} as a frozenset", links, frozenset)
+            for link in links:
+                check_kind("Mesh", f"{name} of {kind.__name__}s", link, kind)
+
     def __contains__(self, chip: object) -> bool:
         """Whether the chip lies inside the shape, alive or not."""
         return (
             isinstance(chip, tuple)
             and len(chip) == len(self.shape)
-            and all(0 <= at < size for at, size in zip(chip, self.shape, strict=True))
+            and all(
+                isinstance(at, _WHOLE) and 0 <= at < size
+                for at, size in zip(chip, self.shape, strict=True)
+            )
         )
 
     def without(self, *failures: Failure | str) -> "Mesh":
@@ -116,6 +138,9 @@ class Mesh:
         chips, links = set[Chip](), set[Link]()
         for failure in failures:
             part = parse_failure(failure) if isinstance(failure, str) else failure
+            check_kind(
+                "a failure", "a text such as '2x2@0,2', a Block or a Link", part, (Block, Link)
+            )
             if isinstance(part, Link):
                 links.add(part)
             else:
@@ -135,6 +160,8 @@ class Mesh:
             TopologyError: a text that cannot be read, a speed that no link has, or no such link.
         """
         parts = [parse_slow(each) if isinstance(each, str) else each for each in links]
+        for part in parts:
+            check_kind("a slow link", "a text such as 'link:0,0-0,1=0.25'", part, SlowLink)
         if unknown := [each.link for each in parts if not self.has_link(each.link)]:
             raise TopologyError(
                 f"Mesh {format_shape(self.shape)} has no {some(unknown)}; "
@@ -242,6 +269,7 @@ class Mesh:
         """
         from meshmend.topology.tiles import tiling  # which knows meshes
 
+        check_kind("a tile", "a text such as '2x2'", tile, str)
         return tiling(self, tile)
 
     def failures(self) -> tuple[Failure, ...]:

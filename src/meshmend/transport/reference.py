@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshmend.errors import InputError
+from meshmend.errors import InputError, check_kind
 from meshmend.schedule.table import COPY, Collective, Schedule
 
 Arrays = list[NDArray[Any]]  # the element type is the caller's
@@ -41,6 +41,7 @@ def run(
     Raises:
         InputError: the number of arrays is wrong, or their shapes or dtypes do not fit together.
     """
+    check_kind("run", "a ufunc such as np.add to combine by", combine, np.ufunc)
     if len(arrays) != schedule.n_ranks:
         raise InputError(
             f"{schedule.algorithm} needs one array per rank, {schedule.n_ranks}, but got "
@@ -178,6 +179,7 @@ class _Updates:
 def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     first = arrays[0]
     for rank, array in enumerate(arrays):
+        check_kind("a collective", f"a NumPy array of rank {rank}", array, np.ndarray)
         if array.shape != first.shape or array.dtype != first.dtype:
             raise InputError(
                 f"a collective needs arrays of one dtype and shape, but rank 0 has {first.dtype} "
