@@ -318,6 +318,10 @@ def test_workers_with_other_arguments_are_refused_and_the_job_goes_on(job: OnLoo
         "steps is 100 on that chip, but 60 in this job": {"n_steps": 100},
         "batch is 8 on that chip, but 16 in this job": {"BATCH": "8"},
         "seed is 7 on that chip, but 0 in this job": {"SEED": "7"},
+        "algorithm is trees on that chip, but auto-on-one-host in this job": {
+            "MESHMEND_ALGORITHM": "trees"
+        },
+        "mesh is 2x2 wrap all on that chip, but 2x2 in this job": {"MESHMEND_WRAP": "all"},
     }
     coordinator = job.coordinator()
     workers = [job.worker("0,0")]

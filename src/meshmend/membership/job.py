@@ -45,7 +45,7 @@ class JobFingerprint(Value, frozen=True):
     `model` and `samples` are texts with counts and a digest: of the parameters' shapes and types,
     and of a few samples of the data set. `tile` is the shape of a replica of several chips, such as
     2x2; it is empty if each chip holds all of the state. `fabric` is the one that was given to plan
-    for, if one was.
+    for, if one was, `mesh` the whole one.
     """
 
     version: str
@@ -63,6 +63,8 @@ class JobFingerprint(Value, frozen=True):
     watch_links: bool = False
     shares: str = "equal"
     fabric: str = ""
+    algorithm: str = ""
+    mesh: str = ""
 
     def difference(self, other: "JobFingerprint") -> str:
         """Return in words the first argument in which a worker's fingerprint differs from this one.

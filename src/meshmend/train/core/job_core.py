@@ -250,6 +250,8 @@ class JobCore:
                 watch_links=sums.watch_links,
                 shares=shares,
                 fabric=fabric.name if fabric else "",
+                algorithm=sums.planned_algorithm,
+                mesh=str(self._environment.whole),
             )
             coordinator_client().set_fingerprint(told)
             self._sums = self._join(make_sharding, check_every=every)

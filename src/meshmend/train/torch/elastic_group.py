@@ -452,7 +452,8 @@ class ElasticGroup:
         parameters, classes = self._step.state.words()
         terms, tile = self._record.terms, self._tile
         is_shared = tile is not None and tile.shares is not None
-        fabric = fabric_in(self._environment.sums.planned_algorithm)
+        algorithm = self._environment.sums.planned_algorithm
+        fabric = fabric_in(algorithm)
         return JobFingerprint(
             version=__version__,
             steps=terms.steps if terms else 0,
@@ -466,6 +467,8 @@ class ElasticGroup:
             framework="torch, with a process group",
             tile="" if tile is None else format_shape(tile.shape),
             fabric=fabric.name if fabric else "",
+            algorithm=algorithm,
+            mesh=str(self._environment.whole),
             watch_links=self._environment.sums.watch_links,
         )
 
