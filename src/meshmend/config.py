@@ -787,7 +787,8 @@ class Leaf:
         found = self._read(value)
         if found is None:
             text = repr(value) if isinstance(value, str) else str(value)
-            raise InputError(f"{source} needs {self.needs}, but got {text[:60]}")
+            needs = f"at most {_LARGEST}" if self._is_too_large(value) else self.needs
+            raise InputError(f"{source} needs {needs}, but got {text[:60]}")
         return found
 
     def text(self, value: Any) -> str:
@@ -814,8 +815,18 @@ class Leaf:
             return value if isinstance(value, str) else None
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             return None
-        number = _whole_number(value) if self.kind is int else _number(value)
+        number = self._number(value)
         return number if number is not None and self._is_within(number) else None
+
+    def _number(self, value: str | int | float) -> int | float | None:
+        return _whole_number(value) if self.kind is int else _number(value)
+
+    def _is_too_large(self, value: object) -> bool:
+        """Whether a value is a number that is larger than any setting may be."""
+        if self.kind not in (int, float) or not isinstance(value, str | int | float):
+            return False
+        number = self._number(value)
+        return number is not None and self.most is None and _LARGEST < number < math.inf
 
     def _is_within(self, number: float) -> bool:
         least = -_LARGEST if self.least is None else self.least

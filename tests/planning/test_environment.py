@@ -23,7 +23,7 @@ from strategies import broken_meshes
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), min_size=1)
 hosts = st.text(st.characters(codec="utf-8", exclude_characters="\0\n:"), min_size=1)
-counts = st.integers(0, 10**17)
+counts = st.integers(0, (1 << 53) - 1)  # the largest that every JSON reader knows exactly
 MESH = Mesh((4, 4))
 
 
