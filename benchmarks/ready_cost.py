@@ -110,7 +110,8 @@ def elastic(n_steps: int, folder: Path) -> int:
 
     from meshmend.lab.workloads.registry import workload
     from meshmend.lab.workloads.workload import preload
-    from meshmend.launch.elastic import ElasticJob, run_elastic
+    from meshmend.launch.elastic import run_elastic
+    from meshmend.launch.job_processes import ElasticJob
     from meshmend.train.torch.gradients import Gradients
 
     torch.set_num_threads(1)

@@ -277,7 +277,8 @@ class Gate:
 
 def main() -> None:
     from meshmend.config import JobConfig, LocalConfig, MeshConfig, RunConfig, SumConfig, Timing
-    from meshmend.launch.elastic import ElasticJob, run_elastic
+    from meshmend.launch.elastic import run_elastic
+    from meshmend.launch.job_processes import ElasticJob
     from meshmend.membership.events import TimedEvent, event_line
     from meshmend.train.data.audit import audit
     from meshmend.transport.codec import plain

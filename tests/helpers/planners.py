@@ -14,7 +14,7 @@ def make_no_plans_ahead() -> None:
     It imports the planner and plans for losses that most jobs of tests never have: that costs more
     than the job. Those jobs run quick plans after a loss.
     """
-    from meshmend.launch.elastic import JobProcesses
+    from meshmend.launch.job_processes import JobProcesses
     from meshmend.train.core.host_planner import HostPlanner
 
     for planner in (JobProcesses, HostPlanner):

@@ -15,7 +15,7 @@ from waiting import until
 pytest.importorskip("torch")
 
 from meshmend.lab.testbed.bed import Testbed
-from meshmend.launch.elastic import JobProcesses, ProcessControl
+from meshmend.launch.job_processes import JobProcesses, ProcessControl
 from meshmend.launch.supervisor import Child
 from meshmend.membership.messages import CutLink, MendLink, Message
 from meshmend.topology.failures import Block, Failure, Link

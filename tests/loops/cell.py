@@ -365,7 +365,8 @@ def step_by_share(parts: Any, inputs: Any, labels: Any, n_shares: int, *, is_mea
 
 def main() -> None:
     from meshmend.config import JobConfig, LocalConfig, MeshConfig, RunConfig, Timing
-    from meshmend.launch.elastic import ElasticJob, JobProcesses, run_elastic
+    from meshmend.launch.elastic import run_elastic
+    from meshmend.launch.job_processes import ElasticJob, JobProcesses
     from meshmend.train.data.audit import audit
 
     folder, cell = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -8,34 +8,35 @@ coordinator. A step needs neither the launcher nor the coordinator.
 import logging
 import os
 import secrets
-import signal
-import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from meshmend.config import JobConfig, Timing
+from meshmend.config import Timing
 from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
-from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import PageRequest, start_page
+from meshmend.launch.job_processes import (
+    GAVE_UP,
+    ElasticJob,
+    JobProcesses,
+    ProcessControl,
+    in_testbed,
+    testbed_of,
+)
 from meshmend.launch.journal import EVENTS, end_event, reported
 from meshmend.launch.observer import Observer
 from meshmend.launch.run_log import EventSink, RunLog
 from meshmend.launch.supervisor import (
     Child,
     Ending,
-    KeptProcess,
     ProcessSpec,
     RestartPolicy,
-    Supervisor,
 )
-from meshmend.launch.worker import BAD_INPUT, Place, elastic_rank, torchrun_variables
-from meshmend.membership.coordinator_server import CoordinatorServer
+from meshmend.launch.worker_ends import WorkerEnds
 from meshmend.membership.events import (
     CoordinatorChanged,
     CoordinatorState,
@@ -51,72 +52,22 @@ from meshmend.membership.events import (
     TimedEvent,
     WorkerStepped,
 )
-from meshmend.membership.faults.fault import COORDINATOR, Fault, Process, parse_fault
+from meshmend.membership.faults.fault import parse_fault
 from meshmend.membership.faults.fault_injector import FaultInjector, InjectedFault
-from meshmend.membership.job import JobSpec
 from meshmend.membership.job_view import JobView, Recovery
-from meshmend.membership.messages import Absent, CutLink, Finish, MendLink, Message, Repaired
+from meshmend.membership.messages import Absent, Finish
 from meshmend.pages.report.event_words import chips_words
 from meshmend.pages.report.training_run import TrainingRun, training_run
-from meshmend.planning.ahead_process import AheadProcess
 from meshmend.planning.environment import Environment
 from meshmend.planning.plan_cache import plan_losses
-from meshmend.planning.plan_request import PlanRequest, PlanTask, SumSizes
-from meshmend.planning.settings import SMALL_WINDOW_BYTES, settings_of
-from meshmend.topology.failures import Chip, Failure, Link
-from meshmend.topology.mesh import Mesh
-from meshmend.topology.text import configured_mesh
-from meshmend.train.core.worker_environment import coordinator_client
+from meshmend.planning.plan_request import PlanRequest, SumSizes
+from meshmend.topology.failures import Chip
 from meshmend.train.data.audit import Audit, audit
-from meshmend.train.state.checkpoint import LAUNCHER_NOTICE, SAVE_NOTICE, newest_complete
+from meshmend.train.state.checkpoint import LAUNCHER_NOTICE, newest_complete
 from meshmend.train.state.digest import load_hash
 from meshmend.transport.event_loop import load_event_loop
 from meshmend.transport.listener import listening
-from meshmend.units import counted, parse_bandwidth
-
-# Faults to inject now, from what goes on and the seconds since the start; None ends the job.
-MoreFaults = Callable[[JobView, float], Iterable[Fault] | None]
-
-
-@dataclass(frozen=True)
-class ElasticJob:
-    """What to run on every live chip of a mesh; `config` has the mesh, the folder, the faults.
-
-    Each worker runs `body()`, which returns its exit code, and computes in `n_threads` threads.
-    `sums` are the sizes of the sums of a step, if they are known before the first step: the
-    launcher then plans ahead for the next failures. After `for_s` seconds the job is ended,
-    whatever step it is at. `more_faults` is asked again and again for faults that depend on what
-    the job does. `page` asks for a live page.
-    """
-
-    config: JobConfig
-    body: Callable[[], int]
-    on_event: Callable[[TimedEvent], None]
-    sums: SumSizes = ()
-    for_s: float | None = None
-    more_faults: MoreFaults | None = None
-    page: PageRequest | None = None
-    n_threads: int = 1
-
-    @cached_property
-    def mesh(self) -> Mesh:
-        """The mesh at the start."""
-        return configured_mesh(self.config.mesh)
-
-    @property
-    def board(self) -> tuple[int, ...]:
-        """The chips that fail together."""
-        return board_from(self.config.mesh.board, self.mesh)
-
-    @property
-    def run_dir(self) -> Path:
-        """The folder of the run."""
-        return Path(self.config.job.run_dir)
-
-    @property
-    def algorithm(self) -> str:
-        """How the chips sum."""
-        return settings_of(self.config.sums, self.mesh).planned_algorithm
+from meshmend.units import counted
 
 
 @dataclass(frozen=True)
@@ -160,7 +111,6 @@ _LAST_EVENTS_S: Final = 1.0  # for the coordinator to report the end, once a wor
 _FIRST_ANSWER_S: Final = 10.0  # for the coordinator to answer for the first time
 _SAVE_S: Final = 20.0  # less than what Kubernetes and systemd give a process to end
 _FIRST_PLANS_S: Final = 2.0  # for planning before the first worker starts
-IN_TESTBED: Final = {"GLOO_SOCKET_IFNAME": "chip"}  # the interface of a worker in a testbed
 
 
 def run_elastic(job: ElasticJob) -> Outcome:
@@ -188,28 +138,6 @@ def run_elastic(job: ElasticJob) -> Outcome:
         finally:
             launcher.close()
     return launcher.outcome()
-
-
-def _begin_worker() -> None:
-    SAVE_NOTICE.listen(LAUNCHER_NOTICE)
-    coordinator_client()
-
-
-@contextmanager
-def testbed_of(config: JobConfig) -> Iterator[Testbed | None]:
-    """Yield the testbed that the settings of a job ask for, or None."""
-    if not config.local.testbed:
-        yield None
-        return
-    bandwidth = parse_bandwidth(config.local.testbed)
-    with Testbed.up(configured_mesh(config.mesh), link_bandwidth=bandwidth) as bed:
-        yield bed
-
-
-def in_testbed(config: JobConfig, address: str) -> JobConfig:
-    """Return the settings of a worker that has this address in a testbed, whose links are slow."""
-    window = config.sums.window_bytes or SMALL_WINDOW_BYTES
-    return config.with_({"sums.bind": address, "sums.window": window})
 
 
 @dataclass(frozen=True)
@@ -279,13 +207,7 @@ class _Launcher:
         self._saves_to: Path | None = None  # the folder of the job's checkpoints
         self._chip_counts: list[int] = []
         self._handled_pids: set[int] = set()  # processes whose end was handled
-        self._failures: list[str] = []
-        self._untold: dict[str, Chip] = {}  # tracebacks, and the chips that ended with them
-        self._refusals: list[str] = []  # those of the failures that are of bad input
-        self._left_early: list[str] = []
-        self._trained: set[Chip] = set()  # chips that have finished a step
-        self._stepping_pids: set[int] = set()  # the processes of theirs that have
-        self._lost_early: dict[Chip, str] = {}  # how chips died that had finished none by then
+        self._ends = WorkerEnds()
         self._standstill = Standstill(self._view, job.config.timing)
         self._why_failed = ""  # not empty: the whole job has failed
         self._over_since: float | None = None
@@ -345,7 +267,7 @@ class _Launcher:
         self._await_last_events()
         self._handle_ended_workers(is_last=True)
         if self._over_since is not None and not self._why_failed:
-            self._tell_failures()
+            self._ends.tell_failures()
 
     def save_before_end(self) -> None:
         """Let the workers save a checkpoint if the job writes any: SIGTERM or SIGHUP ends it now.
@@ -385,11 +307,15 @@ class _Launcher:
         """Return how the job ended."""
         why = self._why_failed
         if not why and self._over_since is None:
-            why = [*self._failures, *self._left_early, "no worker is left"][0]
-        never = [words for chip, words in self._lost_early.items() if chip not in self._trained]
-        is_refused = why in self._refusals and not self._trained
-        recoveries, chips = self._view.faults, tuple(self._chip_counts)
-        return Outcome(not why, why, recoveries, chips, tuple(never), is_refused)
+            why = self._ends.why
+        return Outcome(
+            is_finished=not why,
+            why=why,
+            recoveries=self._view.faults,
+            chips=tuple(self._chip_counts),
+            never_trained=self._ends.never_trained,
+            is_refused=self._ends.was_refused_first(why),
+        )
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started
@@ -411,7 +337,7 @@ class _Launcher:
 
         Where the script was refused they get none, or they would train on with the same script.
         """
-        if self._why_failed in self._refusals:
+        if self._ends.is_refusal(self._why_failed):
             return True
         if self._over_since is None or time.monotonic() < self._over_since + _LINGER_S:
             return False
@@ -532,25 +458,13 @@ class _Launcher:
 
     def _handle_step(self, event: WorkerStepped) -> None:
         """Handle a step that a worker has finished."""
-        self._tell_failures()
-        self._trained.add(event.chip)
-        if (child := self._processes.workers.get(event.chip)) is not None:
-            self._stepping_pids.add(child.pid)
+        self._ends.note_step(event.chip, self._processes.workers.get(event.chip))
         if event.saves_to:
             self._saves_to = Path(event.saves_to)
         if event.sums and not self._sums:
             self._sums = event.sums
             self._plan_ahead()
         self._step = max(self._step, event.step)
-
-    def _tell_failures(self) -> None:
-        """Print the tracebacks of workers that failed, since the job went on without them.
-
-        A job that fails ends with that of the first worker instead.
-        """
-        for text, chip in self._untold.items():
-            _log.error("chip %s failed, and the job went on without it:\n%s", chip, text.rstrip())
-        self._untold.clear()
 
     def _plan_ahead(self) -> None:
         if self._view.generation and self._sums:
@@ -583,31 +497,19 @@ class _Launcher:
         return frozenset(self._view.generation.chips if self._view.generation else ())
 
     def _handle_death(self, chip: Chip, child: Child) -> None:
-        if child.code == 0:
-            words = f"chip {chip} ended before the job was over: exit code 0"
-            self._left_early.append(words)
-        elif child.traceback:
-            words = f"chip {chip} failed: {_error_line(child.traceback)}"
-            is_line = child.traceback.strip().count("\n") == 0
-            self._failures.append(words if is_line else f"{words}\n{child.traceback}")
-            if not is_line:
-                self._untold.setdefault(child.traceback, chip)
-        elif (injected := self._injector.pop_self_injected(chip, self._step)) is not None:
+        is_silent = child.code != 0 and not child.traceback
+        injected = self._injector.pop_self_injected(chip, self._step) if is_silent else None
+        if injected is not None:
             self._control.expect_deaths(injected.chips)
             self._record_injected(injected, child.ended)
             return
-        else:
-            words = f"chip {chip} died: {child.how_it_ended}"
-            self._failures.append(words)
-        if child.code == BAD_INPUT:
-            self._refusals.append(self._failures[-1])
-            if child.pid in self._stepping_pids:  # all run this script: no other can go on with it
-                self._mark_failed(child.ended, self._failures[-1])
-        if self._over_since is None and chip not in self._trained:
-            self._lost_early[chip] = words
-        if self._over_since is not None and chip in self._members():
+        is_over = self._over_since is not None
+        words = self._ends.add(chip, child, is_over=is_over)
+        if self._ends.fails_job(child):
+            self._mark_failed(child.ended, self._ends.last_failure)
+        if is_over and child.code != 0 and chip in self._members():
             # No other worker repeats its work after the last step, such as the evaluation.
-            self._mark_failed(child.ended, f"after the last step {self._failures[-1]}")
+            self._mark_failed(child.ended, f"after the last step {self._ends.last_failure}")
         self._record_fault(Recovery(words, self._step, child.ended, chips=(chip,)))
 
     def _record_injected(self, injected: InjectedFault, at: float) -> None:
@@ -628,205 +530,6 @@ class _Launcher:
         self._view.measure(fault)
         happened = FaultHappened(fault.fault, fault.at_step, fault.kind, fault.chips)
         self._report(happened, at=fault.at)
-
-
-def _error_line(text: str) -> str:
-    """Return the line of a traceback that names the error; its message may go on after it."""
-    lines = text.strip().splitlines() or [text]
-    last_frame = max((at for at, line in enumerate(lines) if line.startswith("  File ")), default=0)
-    return next((line for line in lines[last_frame:] if not line.startswith(" ")), lines[-1])
-
-
-GAVE_UP: Final = 3  # the exit code of a coordinator whose job has failed
-
-
-class JobProcesses:
-    """All processes of a job; `workers[chip]` is the latest worker of a chip.
-
-    `common` is the environment that all workers have in common.
-    """
-
-    def __init__(
-        self, job: ElasticJob, common: Environment, listener: socket.socket, bed: Testbed | None
-    ) -> None:
-        self._job = job
-        self._common = common
-        self._bed = bed
-        self._listener = listener
-        self.supervisor = Supervisor()
-        self.workers: dict[Chip, Child] = {}
-        self.coordinator: KeptProcess | None = None
-        self._planners: dict[int, AheadProcess] = {}  # by pidfd; all but the latest have ended
-        self._has_warned = False
-
-    def start_coordinator(self) -> Child:
-        """Start the coordinator, or restart it: the launcher keeps its listening socket open."""
-        job, config = self._job, self._common.config
-        spec = JobSpec(config.job.name, job.mesh, job.board, config.timing)
-        secret = self._common.secret.encode()
-        listener = self._listener
-
-        def serve() -> int:
-            record_file = job.run_dir / "coordinator.json"
-            coordinator = CoordinatorServer(listener, secret, spec, record_file=record_file)
-            coordinator.serve()
-            coordinator.close()
-            if coordinator.is_superseded:
-                return 1  # the next one learns the later term from its workers
-            return GAVE_UP if coordinator.failure else 0
-
-        return self.supervisor.fork_worker(serve, Place(chip=()), "coordinator")
-
-    def start_worker(self, chip: Chip, faults: Sequence[str] = ()) -> None:
-        """Start the worker of a chip; it injects `faults` into itself."""
-        job, bed, config = self._job, self._bed, self._common.config
-        if bed is not None:
-            config = in_testbed(config, bed.address(chip))
-        environment = replace(self._common, config=config, chip=chip, faults=tuple(faults))
-        at_start, coordinator = job.mesh, self._listener.getsockname()[:2]
-        rank = elastic_rank(chip, at_start)
-        variables = {
-            **torchrun_variables(
-                rank,
-                at_start.n_live,
-                local_rank=rank,
-                local_world_size=at_start.n_live,
-                master=coordinator,
-            ),
-            **environment.to_environment(),
-            **(IN_TESTBED if bed else {}),
-        }
-        place = Place(
-            chip=chip,
-            first=_begin_worker,
-            enter=bed.enter if bed else None,
-            environment=variables,
-            n_threads=job.n_threads,
-        )
-        self.workers[chip] = self.supervisor.fork_worker(job.body, place)
-
-    def kill_workers(self, chips: Collection[Chip]) -> None:
-        """Kill those workers of these chips that still run, and wait until they have ended."""
-        killed = [self.workers[chip] for chip in chips if chip in self.workers]
-        for child in killed:
-            if child.code is None:
-                child.is_end_expected = True
-                child.signal(signal.SIGKILL)
-        while any(child.code is None for child in killed):
-            self.supervisor.serve(_POLL_S)
-
-    def plan_ahead(self, formed: GenerationBegan, sums: SumSizes) -> None:
-        """Have a process of lowest priority plan for the loss of each remaining board.
-
-        It lives as long as the job, and drops what it planned for the generation before. A failure
-        of this process does not stop the job: the first one is logged.
-        """
-        job = self._job
-        whole = replace(job.mesh, failed=frozenset(), failed_links=frozenset())
-        dead = set(whole.live) - set(formed.chips)
-        mesh = replace(whole, failed=frozenset(dead)).without(*formed.cut)
-        request = PlanRequest(mesh, job.board, job.algorithm, tuple(sums))
-        task = PlanTask(str(job.run_dir / "plans"), request)
-        for process in self._planners.values():
-            with suppress(OSError):  # it has ended
-                process.plan(task)
-                return
-        try:
-            self._start_planner().plan(task)
-        except OSError as error:
-            self._warn_once(str(error))
-
-    def _start_planner(self) -> AheadProcess:
-        process = AheadProcess()
-        pidfd = os.pidfd_open(process.pid)
-        self._planners[pidfd] = process
-        self.supervisor.watch(pidfd, lambda: self._reap_planner(pidfd))
-        return process
-
-    def close(self) -> None:
-        """End all processes that still run."""
-        for pidfd, process in list(self._planners.items()):
-            process.kill()
-            self._reap_planner(pidfd)
-        self.supervisor.end_all()
-
-    def _reap_planner(self, pidfd: int) -> None:
-        """Wait for a planning process that has ended or was killed, and log why it failed."""
-        self.supervisor.unwatch(pidfd)
-        os.close(pidfd)
-        if why := self._planners.pop(pidfd).wait():
-            self._warn_once(why)
-
-    def _warn_once(self, why: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            _log.warning("the launcher makes no plans ahead: %s", why)
-
-
-class ProcessControl:
-    """The `JobControl` of a job on this machine; `send` sends a message to its coordinator."""
-
-    def __init__(
-        self, processes: JobProcesses, send: Callable[[Message], None], bed: Testbed | None
-    ) -> None:
-        self._processes = processes
-        self._send = send
-        self._bed = bed
-
-    def kill(self, process: Process) -> None:
-        """Kill a process; its end does not count as a failure."""
-        child = self._child(process)
-        if child is not None and child.code is None:
-            child.is_end_expected = True
-            child.signal(signal.SIGKILL)
-
-    def stop(self, process: Process) -> None:
-        """Stop a process with SIGSTOP, which it cannot catch."""
-        self._signal(process, signal.SIGSTOP)
-
-    def resume(self, process: Process) -> None:
-        """Resume a stopped process with SIGCONT."""
-        self._signal(process, signal.SIGCONT)
-
-    def restart(self, chips: Sequence[Chip], self_injected: Sequence[Fault]) -> None:
-        """Kill the workers of these chips that still run, then start new ones."""
-        self._processes.kill_workers(chips)
-        for chip in chips:
-            if chip in self._processes.workers:
-                self._send(Repaired(chip))
-            self._processes.start_worker(chip, [fault.words for fault in self_injected])
-
-    def cut(self, failure: Failure) -> None:
-        """Ask both ends of a link to break their connection; in a testbed, fail its network."""
-        if isinstance(failure, Link):
-            self._send(CutLink(failure))
-        if self._bed is not None:
-            self._bed.fail(failure)
-
-    def mend(self, failure: Failure) -> None:
-        """Tell the coordinator that a link is back; in a testbed, repair its network."""
-        if isinstance(failure, Link):
-            self._send(MendLink(failure))
-        if self._bed is not None:
-            self._bed.repair(failure)
-
-    def expect_deaths(self, chips: Sequence[Chip]) -> None:
-        """Count the next end of the workers of these chips as injected, not as a failure."""
-        for chip in chips:
-            child = self._child(chip)
-            if child is not None:
-                child.is_end_expected = True
-
-    def _signal(self, process: Process, number: int) -> None:
-        child = self._child(process)
-        if child is not None:
-            child.signal(number)
-
-    def _child(self, process: Process) -> Child | None:
-        if process == COORDINATOR:
-            kept = self._processes.coordinator
-            return kept.child if kept is not None else None
-        return self._processes.workers.get(process)
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,9 @@ from typing import Final
 from meshmend.config import JobConfig
 from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
-from meshmend.launch.elastic import (
-    IN_TESTBED,
-    ElasticJob,
-    RecordedRun,
-    in_testbed,
-    run_recorded,
-    testbed_of,
-)
+from meshmend.launch.elastic import RecordedRun, run_recorded
 from meshmend.launch.job_page import PageRequest
+from meshmend.launch.job_processes import IN_TESTBED, ElasticJob, in_testbed, testbed_of
 from meshmend.launch.journal import start_event, write_report
 from meshmend.launch.supervisor import Supervisor
 from meshmend.launch.termination import TERMINATED, terminable

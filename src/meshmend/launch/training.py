@@ -20,9 +20,10 @@ from meshmend.config import JobConfig
 from meshmend.errors import InputError
 from meshmend.files import why_unwritten, write_whole
 from meshmend.lab.workloads.trainable import Trainable, resume_of, saving_of
-from meshmend.launch.elastic import ElasticJob, MoreFaults, run_recorded
+from meshmend.launch.elastic import run_recorded
 from meshmend.launch.hosts import board_from
 from meshmend.launch.job_page import PageRequest
+from meshmend.launch.job_processes import ElasticJob, MoreFaults
 from meshmend.launch.journal import start_event, write_report
 from meshmend.launch.worker import compute_in_one_thread
 from meshmend.locks import held_lock

@@ -2,7 +2,7 @@
 
 A fault passes through these modules from left to right:
 
-    --inject TEXT -> fault.py -> fault_injector.py -> JobControl (launch/elastic.py)
+    --inject TEXT -> fault.py -> fault_injector.py -> JobControl (launch/job_processes.py)
                                                    -> SelfInjection, inside a worker
 
 To add a kind of fault, add a member to `FaultKind`; mypy then names each `match` that lacks it.
@@ -11,7 +11,7 @@ To add a kind of fault, add a member to `FaultKind`; mypy then names each `match
 | ----------------------------- | --------------------------------------------------------------- |
 | fault.py                      | the member, its targets, its duration, which chips it loses     |
 | fault_injector.py             | what it does, and whether the job can ignore it                 |
-| launch/elastic.py             | only if `JobControl` needs one more method for it               |
+| launch/job_processes.py       | only if `JobControl` needs one more method for it               |
 | benchmarks/random_faults.py   | only if random runs should have it: a method and its weight     |
 | tests/membership/faults       | the kind in generated_faults.py, errors, an example by hand     |
 | membership/job_view.py        | how the live display shows the chips of such a fault            |
