@@ -143,26 +143,28 @@ OFF = """
 import json, sys, time
 from pathlib import Path
 import torch
-from meshmend.membership.faults.fault import Moment
 from meshmend.train import Job
-from meshmend.train.core.job_core import JobCore
+from meshmend.train.core.bit_flips import BitFlips
+from meshmend.train.core.wrong_numbers import WrongNumbers
 
-def next_samples(core):
-    if core._comparison is not None and core._loop is not None:
-        core._comparison.begin(core.step_number, has_moved_state=core._loop.has_moved_state)
-    core.inject(Moment.FORWARD)
-    core.share = share = core._share_of(core.rank)
-    core._samples = core._order.samples(share.start, share.stop)
-    core._begin_computing()
-    yield core._samples
+CHECKS = ("begin", "note_own", "compare")
+FLIPS = ("in_state", "in_payload")
+WITH = {(WrongNumbers, name): getattr(WrongNumbers, name) for name in CHECKS} | {
+    (BitFlips, name): getattr(BitFlips, name) for name in FLIPS}
 
-def compare(core, comparison):
-    comparison.complete(core.step_number, core.chips)
+def begin(self):
+    step, moved = self._job.step_number, self._loop.has_moved_state
+    self._comparison.begin(step, has_moved_state=moved)
+    return []
 
-WITH = {name: getattr(JobCore, name) for name in
-        ("_next_samples", "_before_sum", "_flip_payload", "_compare")}
-WITHOUT = {"_next_samples": next_samples, "_before_sum": lambda core, number: None,
-           "_flip_payload": lambda core, part: None, "_compare": compare}
+def compare(self, *, is_strange):
+    self._comparison.complete(self._job.step_number, self._job.chips)
+
+def nothing(*parts):
+    pass
+
+WITHOUT = dict.fromkeys(WITH, nothing) | {
+    (WrongNumbers, "begin"): begin, (WrongNumbers, "compare"): compare}
 steps, block = int(sys.argv[1]), int(sys.argv[2])
 torch.manual_seed(0)
 inputs = torch.randn(512, 32)
@@ -177,9 +179,8 @@ for features, targets in job:
     loss.backward()
     job.step(loss)
     ends.append(time.perf_counter())
-    for name, method in (WITHOUT if job.step_number // block % 2 else WITH).items():
-        setattr(JobCore, name, method)
-    job._core._sums._before = job._core._before_sum
+    for (part, name), method in (WITHOUT if job.step_number // block % 2 else WITH).items():
+        setattr(part, name, method)
 if job.is_leader:
     Path(sys.argv[3]).write_text(json.dumps(ends))
 """

@@ -246,7 +246,7 @@ dataset = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 job = Job(model, optimizer, dataset, batch=30, steps=16, shares="speed", {more})
-speeds, to_flip = job._core._speeds, True
+speeds, to_flip = job._core._shares.speeds, True
 for inputs, targets in job:
     loss = ((model(inputs) - targets) ** 2).mean()
     optimizer.zero_grad()

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
-from meshmend.train.core.job_core import JobSettings
+from meshmend.train.core.job_settings import JobSettings
 from meshmend.train.torch.job import fingerprint_of
 
 INPUTS = torch.arange(80, dtype=torch.float32).reshape(10, 8)

@@ -9,12 +9,33 @@ from typing import Any, Final
 import numpy as np
 
 from meshmend.membership.faults.fault import Part
+from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.topology.failures import Chip
 from meshmend.train.core.learner import Bytes, Learner
 from meshmend.train.state.state_tree import RawArray, tree_of
 
 _HELD: Final = {Part.WEIGHTS: "model", Part.STATE: "optimizer"}
 _BITS: Final = 8
+
+
+class BitFlips:
+    """Flips the bits of one chip whose time has come."""
+
+    def __init__(self, learner: Learner, chip: Chip, injection: SelfInjection) -> None:
+        self._learner, self._chip, self._injection = learner, chip, injection
+
+    def in_state(self, step: int) -> None:
+        """Flip a bit of the weights or of the optimizer's state before a step, if one is due."""
+        if not self._injection.has_wrong_numbers:
+            return
+        for part in _HELD:
+            if self._injection.flips(part, step):
+                flip_held(self._learner, part, self._chip, step)
+
+    def in_payload(self, part: Part, step: int) -> None:
+        """Flip a bit of this chip's part of its first sum, or of the sum, if one is due."""
+        if self._injection.has_wrong_numbers and self._injection.flips(part, step):
+            flip_bit(self._learner.payloads()[0], self._chip, step)
 
 
 def flip_bit(data: Bytes, chip: Chip, step: int) -> None:

@@ -9,45 +9,31 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from numbers import Integral
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from msgspec import structs
 
-from meshmend.errors import (
-    InputError,
-    ReplicasDifferError,
-    TransportError,
-    WrongResultError,
-    check_choice,
-)
-from meshmend.membership.events import (
-    ChipRestored,
-    ChipSlow,
-    WorkerStepped,
-    WrongResult,
-    WrongSum,
-)
+from meshmend.errors import InputError, ReplicasDifferError, WrongResultError
+from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault import Moment, Part
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import JobFingerprint
-from meshmend.membership.messages import FRESH, Go
+from meshmend.membership.messages import FRESH
 from meshmend.planning.catalogue import fabric_in
 from meshmend.topology.failures import Chip
-from meshmend.train.core.bit_flips import flip_bit, flip_held
-from meshmend.train.core.chip_speeds import BY_SPEED, SHARES, ChipSpeeds
+from meshmend.train.core.bit_flips import BitFlips
 from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.job_settings import JobSettings
 from meshmend.train.core.learner import Learner, MakeSharding, Sharding
 from meshmend.train.core.link_watch import take_better_plans
-from meshmend.train.core.share_checks import Finding, Kind, ShareChecks, check_settings
+from meshmend.train.core.share_checks import Finding
 from meshmend.train.core.shared_calls import SharedCalls
 from meshmend.train.core.state_transfer import StateTransfer
-from meshmend.train.core.step_sums import NON_FINITE, RAISE, Culprits, NonFinite, StepSums
-from meshmend.train.core.sum_checks import SumCheck
+from meshmend.train.core.step_shares import StepShares
+from meshmend.train.core.step_sums import Culprits, NonFinite, StepSums
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
@@ -55,113 +41,17 @@ from meshmend.train.core.worker_environment import (
     worker_environment,
 )
 from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
+from meshmend.train.core.wrong_numbers import WrongNumbers
 from meshmend.train.data.ledger import Ledger
-from meshmend.train.data.samples import (
-    POLICIES,
-    Indices,
-    Order,
-    Share,
-    StreamOrder,
-    batch_of,
-    share_by_speed,
-    share_of,
-)
-from meshmend.train.state.checkpoint import Saving
+from meshmend.train.data.samples import Indices, Share
 from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
-from meshmend.train.state.comparison import COMPARE_EVERY, MOST_NAMES, Seen, StateComparison
+from meshmend.train.state.comparison import Seen
 from meshmend.train.state.digest import total_of
-from meshmend.train.state.resume import Resume, folder_owner, folder_to_resume, resumable
+from meshmend.train.state.resume import folder_owner, folder_to_resume, resumable
 from meshmend.train.state.shards import Origin
 from meshmend.train.state.state_tree import Framework
-from meshmend.transport.codec import LARGEST
-
-RESTORE, CONTINUE, STOP = "restore", "continue", "stop"
-ON_WRONG_RESULT: Final = (RESTORE, CONTINUE, STOP)
-
-# What a message to the coordinator can hold; a seed is also one of torch's.
-_MOST: Final = dict.fromkeys(("batch", "steps", "check_shares"), LARGEST) | {"seed": 2**64 - 1}
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class JobSettings:
-    """How many samples a step uses, how many steps there are, and where checkpoints are.
-
-    `batch` counts the samples of a step over all chips. `n_samples` is the length of the data set,
-    or None if that is a stream, whose samples are used in the order in which they come.
-    `resume` is a folder of checkpoints: the job begins with the newest one that can be read. With
-    "auto" that is the folder of `saving`, and the job begins anew if it has none.
-    `non_finite` says what happens to a step whose sums are not finite: "raise" or "skip".
-    The states of all chips are compared every `compare_every` steps. In one of every
-    `check_shares` steps all shares are computed twice; 0: never, None: as the environment says.
-    `on_wrong_result` says what a job does when a chip has computed wrong numbers: "restore" the
-    newest checkpoint from before, "continue" without the chip, or "stop". `shares` are "equal", or
-    by "speed": a chip that computes steadily slower than the others gets fewer samples.
-    """
-
-    n_samples: int | None
-    batch: int
-    steps: int
-    seed: int = 0
-    policy: str = "constant"
-    saving: Saving | None = None
-    resume: Resume = None
-    non_finite: str = RAISE
-    compare_every: int = COMPARE_EVERY
-    check_shares: int | None = None
-    on_wrong_result: str | None = None
-    shares: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "steps", "compare_every"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral):
-                raise InputError(f"Job needs {name} as a whole number, but got {value!r}")
-        if self.batch < 1 or self.steps < 0:
-            raise InputError(
-                f"Job needs a batch of at least 1 and at least 0 steps, but got "
-                f"batch={self.batch} and steps={self.steps}"
-            )
-        if not isinstance(self.seed, Integral) or self.seed < 0:
-            raise InputError(
-                f"Job needs a seed that is a whole number of at least 0, but got {self.seed!r}"
-            )
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is not None and value > most:
-                raise InputError(f"Job needs {name} of at most {most}, but got {value}")
-        if not isinstance(self.saving, Saving | None):
-            raise InputError(
-                "Job needs saving=Saving(folder, every=...), but got a "
-                f"{type(self.saving).__name__}"
-            )
-        if self.compare_every < 1:
-            raise InputError(
-                f"Job needs compare_every of at least 1 step, but got {self.compare_every}"
-            )
-        check_choice("a batch policy", self.policy, POLICIES)
-        check_choice("non_finite", self.non_finite, NON_FINITE)
-
-    def order(self) -> Order | StreamOrder:
-        """Return the row of samples of the job.
-
-        Raises:
-            InputError: the data set has no samples.
-        """
-        if self.n_samples is None:
-            return StreamOrder(self.seed)
-        return Order(self.n_samples, self.seed)
-
-
-def n_notes_of(settings: JobSettings) -> int:
-    """Return how many numbers of its own a job needs in its sums: for shares by speed, a time each.
-
-    There is a place for each chip of the mesh, whichever live: so sums always have the same sizes.
-    """
-    environment = worker_environment()
-    is_needed = (settings.shares or environment.settings.shares) == BY_SPEED
-    return environment.whole.n_live if is_needed and environment.identity is not None else 0
 
 
 class JobCore:
@@ -179,15 +69,9 @@ class JobCore:
     ) -> None:
         self._environment: WorkerEnvironment = worker_environment()
         self._learner, self._settings = learner, settings
-        self._order = settings.order()
-        every = settings.check_shares
-        every = self._environment.settings.check_shares if every is None else every
-        check_settings(every, settings.policy)
-        shares = settings.shares or self._environment.settings.shares
-        check_choice("shares", shares, SHARES)
-        usual = self._environment.settings.on_wrong_result
-        self._on_wrong_result = settings.on_wrong_result or usual
-        check_choice("on_wrong_result", self._on_wrong_result, ON_WRONG_RESULT)
+        self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
+        self._flips = BitFlips(learner, self._environment.chip, self._self_injection)
+        self._shares = StepShares(learner, settings, self._environment, self._self_injection)
 
         failures = WriteFailures(self._environment)
         resume = folder_to_resume(settings.resume, settings.saving)
@@ -198,42 +82,35 @@ class JobCore:
         self._ledger = Ledger(
             self._environment.run_dir / "ledger" if self._environment.run_dir else None,
             self._environment.chip,
-            self._order,
+            self._shares.order,
             on_failure=lambda why: failures.report("its ledger", why),
         )
 
         # The training state, and what all chips know alike.
         self.step_number = 0  # steps done
         self.loss: float | None = None  # mean over all samples of the last step
-        self._position = 0
         self._saved_step = 0  # the last step of which a checkpoint was begun
         self.is_overwritten = False  # the state is a part of this chip's and a part of others'
         self._is_stopped = False  # all chips have agreed that the last step was the last one
-        self._right_until: int | None = None  # set while the state of all chips may be wrong
-        self._speeds = ChipSpeeds() if shares == BY_SPEED else None
         self._links = ""  # speeds of links that were found, as of the last step
 
         # The step in flight.
         self.share: Share | None = None  # None if there is no such step
         self._samples: Indices | None = None  # of the share
         self._second: int | None = None  # the rank of a share that is computed a second time
-        self._began = 0.0  # when this chip began to compute its share
         self.is_stopping = False  # this chip wants it to be the last
         self._culprits: Culprits | None = None
         self._finding: Finding | None = None  # why it does not count
         self.after_step: list[Callable[[], object]] = []  # called after each step that counts
         self.seen_of_stream: Callable[[], Seen | None] = lambda: None  # before this step
         self._non_finite = NonFinite(settings.non_finite, self._environment)
-        self._self_injection = SelfInjection(self._environment.chip, self._environment.faults)
         self._reported = 0  # the last generation in which this chip reported a step
 
         # None if this chip trains alone.
         self._exchange: Exchange | None = None
         self._loop: WorkerLoop | None = None
         self._sharding: Sharding | None = None  # None if nothing is sharded
-        self._checks: ShareChecks | None = None  # None if nothing is computed twice
-        self._comparison: StateComparison | None = None
-        self._compared_in = 0  # the last generation whose chips were compared after the last step
+        self._checks: WrongNumbers | None = None
         self.calls: SharedCalls | None = None
         if resume is not None:
             self._resume(resume)
@@ -246,17 +123,15 @@ class JobCore:
             fabric = fabric_in(sums.planned_algorithm)
             told = structs.replace(
                 fingerprint(),
-                check_shares=every,
                 watch_links=sums.watch_links,
-                shares=shares,
                 fabric=fabric.name if fabric else "",
                 algorithm=sums.planned_algorithm,
                 mesh=str(self._environment.whole),
             )
             coordinator_client().set_fingerprint(told)
-            self._sums = self._join(make_sharding, check_every=every)
+            self._sums = self._join(make_sharding)
 
-    def _join(self, make_sharding: MakeSharding | None, *, check_every: int) -> StepSums:
+    def _join(self, make_sharding: MakeSharding | None) -> StepSums:
         """Make what a chip has that trains with others; return its sums with them."""
         learner, chip = self._learner, self._environment.chip
         exchange = exchange_of(self._environment)
@@ -271,21 +146,20 @@ class JobCore:
             self._self_injection,
             catch_up=(self._sharding or transfer).catch_up,
         )
-        is_mended = check_every > 0 and self._sharding is None
-        self._comparison = StateComparison(
+        checked_every = self._settings.checked_every
+        self._checks = WrongNumbers(
+            self,
             learner,
             exchange,
-            chip,
-            every=self._settings.compare_every,
-            more=self._compared_progress,
-            mend=self._mend if is_mended else None,
-            seen=lambda: self.seen_of_stream(),
+            loop,
+            self._saving,
+            policy=self._settings.wrong_result_policy,
+            compare_every=self._settings.compare_every,
+            checked_every=checked_every,
+            mends=checked_every > 0 and self._sharding is None,
         )
-        if check_every:
-            sums = SumCheck(learner, exchange)
-            self._checks = ShareChecks(learner, exchange, every=check_every, sums=sums)
         step_sums = StepSums(learner, exchange, self._before_sum)
-        self.calls = SharedCalls(self, learner, step_sums, loop, exchange, self._give_state)
+        self.calls = SharedCalls(self, learner, step_sums, loop, exchange)
         self._exchange, self._loop = exchange, loop
         return step_sums
 
@@ -347,7 +221,7 @@ class JobCore:
                     self.calls.settle()
                 if loop is not None and loop.is_over:
                     break
-                if self.is_finished and not self._compare_at_last():
+                if self.is_finished and self._checks and not self._checks.compare_at_last():
                     continue
                 self._save()
                 if not self.is_finished:
@@ -400,89 +274,52 @@ class JobCore:
 
     def _next_samples(self) -> Iterator[Indices]:
         """Yield this chip's samples of the next step; a chip without samples contributes zeros."""
-        if self._self_injection.has_wrong_numbers:
-            self._flip_held()
-        second: list[int] = []
-        if self._comparison is not None and self._loop is not None:
-            has_moved_state = self._loop.has_moved_state
-            if self._checks is not None:
-                second = self._checks.begin(self.step_number)
-            self._comparison.begin(
-                self.step_number, has_moved_state=has_moved_state, is_due=bool(second)
-            )
+        self._flips.in_state(self.step_number)
+        peer = self._self_injection.corrupted(self.step_number)
+        if peer is not None and self._exchange is not None:
+            self._exchange.corrupt(peer)
+        second = self._checks.begin() if self._checks is not None else []
         self.inject(Moment.FORWARD)
         for rank in second:
             yield from self._second_share(rank)
-        share = self._share_of(self.rank)
-        self.share = share
-        self._samples = self._order.samples(share.start, share.stop)
-        if share.n_samples == 0:
-            self._learner.clear(is_last=self.is_stopping)
-            self.complete_step()
+        share = self.share_of(self.rank)
+        if share.n_samples > 0:
+            yield from self._turn(share)
             return
-        self._begin_computing()
-        yield self._samples
-        if self.share is not None:
-            raise InputError("the loop over a Job needs to call job.step once in each turn")
-
-    def _share_of(self, rank: int) -> Share:
-        """Return a rank's share of the next step."""
-        if self._speeds is None:
-            return share_of(self._position, self.batch, rank, self.world_size)
-        return share_by_speed(self._position, self.batch, rank, self._speeds.of(self.chips))
-
-    def _begin_computing(self) -> None:
-        self._began = time.perf_counter()
-        if self.calls is not None:
-            self.calls.waited_s = 0.0
-
-    def _end_computing(self, share: Share) -> None:
-        """Tell all chips how long this one computed for, where that is asked for."""
-        notes = self._learner.notes()
-        notes[:] = 0
-        if share.n_samples == 0:
-            return
-        began = self._began + (self.calls.waited_s if self.calls is not None else 0.0)
-        self._self_injection.throttle(self.step_number, time.perf_counter() - began)
-        if len(notes):
-            mine = self._environment.whole.rank_of[self._environment.chip]
-            notes[mine] = time.perf_counter() - began
-
-    def _note_speeds(self, generation: int) -> None:
-        """Find chips that are slow, after a step that counts; its sums are still there."""
-        speeds, notes = self._speeds, self._learner.notes()
-        if speeds is None or not len(notes):
-            return
-        whole, chips = self._environment.whole, self.chips
-        times_s = [float(notes[whole.rank_of[chip]]) for chip in chips]
-        counts = [self._share_of(rank).n_samples for rank in range(len(chips))]
-        for new in speeds.conclude(generation, chips, counts, times_s):
-            if self.rank == 0:
-                event = ChipRestored if new.speed == 1 else ChipSlow
-                report = event(new.chip, new.speed, self.step_number + 1, self.chip)
-                coordinator_client().report(report)
+        self.share, self._samples = share, self._shares.begin(share)
+        self._learner.clear(is_last=self.is_stopping)
+        self.complete_step()
 
     def _second_share(self, rank: int) -> Iterator[Indices]:
         """Yield the samples of another chip, or of this one, in a turn that does not count."""
         assert self._checks is not None
-        share = self._share_of(rank)
-        if share.n_samples == 0:
-            self._checks.add_empty()
-            return
-        self.share, self._second = share, rank
-        self._samples = self._order.samples(share.start, share.stop)
-        self._begin_computing()
+        share = self.share_of(rank)
+        if share.n_samples > 0:
+            self._second = rank
+            yield from self._turn(share)
+        else:
+            self._checks.add_second(share)
+
+    def _turn(self, share: Share) -> Iterator[Indices]:
+        """Yield the samples of a share to the loop, which computes and steps on them."""
+        if self.calls is not None:
+            self.calls.waited_s = 0.0
+        self.share, self._samples = share, self._shares.begin(share)
         yield self._samples
         if self.share is not None:
             raise InputError("the loop over a Job needs to call job.step once in each turn")
 
-    def _complete_second(self) -> bool:
+    def share_of(self, rank: int) -> Share:
+        """Return a rank's share of the next step."""
+        return self._shares.of(rank, self.chips)
+
+    def _complete_second(self, share: Share) -> bool:
         """Take the hash of a second share; nothing else of its turn stays."""
         assert self._checks is not None
         self.share = self._second = None
         self._learner.refill_changed()
-        self._flip_payload(Part.GRADIENT)
-        self._checks.add_second()
+        self._flips.in_payload(Part.GRADIENT, self.step_number)
+        self._checks.add_second(share)
         self._learner.undo()
         return False
 
@@ -505,9 +342,10 @@ class JobCore:
         If the mesh changed, recover: the share of the same step is then another.
         """
         share, number = self.share_to_step_on(), self._generation_number
-        self._end_computing(share)
+        waited_s = self.calls.waited_s if self.calls is not None else 0.0
+        self._shares.end(self.step_number, share, waited_s=waited_s)
         if self._second is not None:
-            return self._complete_second()
+            return self._complete_second(share)
         self.share, self._finding = None, None
         self._ledger.write_try(self.step_number + 1, number, share, self._samples)
         self.inject(Moment.REDUCE)
@@ -517,71 +355,38 @@ class JobCore:
             self._learner.undo()
             self._loop.recover(after=number)
             return False
-        if self._finding is not None:
+        if self._checks is not None and self._finding is not None:
             self._learner.undo()
-            self._act_on(self._finding)
+            self._checks.act_on(self._finding)
             return False
-        self._note_speeds(number)
+        self._shares.note_speeds(self.step_number + 1, number, self.chips)
         self.inject(Moment.UPDATE)
         self.loss = self._update()
         self.step_number += 1
-        self._position += share.batch
+        self._shares.position += share.batch
         self._is_stopped |= self._learner.is_last
-        self._right_until = None
+        if self._checks is not None:
+            self._checks.goes_back_to = None
         if self._exchange is not None:
             self._links = self._exchange.found_speeds(self._links)
         if self.calls is not None:
             self.calls.forget(is_own_step=True)
-        self._ledger.write_done(self.step_number, number, self._position)
+        self._ledger.write_done(self.step_number, number, self._shares.position)
         self._report(share.batch)
         for callback in self.after_step:
             callback()
-        return True
-
-    def _compare_at_last(self) -> bool:
-        """Compare the states of all chips after the last step; return False if the mesh changed.
-
-        That is done once in each generation that the job may end in, so all chips do it or none.
-        """
-        comparison, loop = self._comparison, self._loop
-        if comparison is None or loop is None or self._compared_in == loop.number:
-            return True
-        comparison.take()
-        number = loop.number
-
-        def compare() -> None:
-            comparison.complete(self.step_number, self.chips)
-
-        if not loop.attempt(compare, is_step=False):
-            loop.recover(after=number)
-            return False
-        self._compared_in = number
         return True
 
     def inject(self, moment: Moment) -> None:
         """Inject the fault that is due at a moment of this step, if there is one."""
         self._self_injection.at(moment, self.step_number)
 
-    def _flip_held(self) -> None:
-        for part in (Part.WEIGHTS, Part.STATE):
-            if self._self_injection.flips(part, self.step_number):
-                flip_held(self._learner, part, self.chip, self.step_number)
-        peer = self._self_injection.corrupted(self.step_number)
-        if peer is not None and self._exchange is not None:
-            self._exchange.corrupt(peer)
-
     def _before_sum(self, number: int) -> None:
         """Do what is to be done when this chip's part of a sum is complete."""
         if number == 0:
-            self._flip_payload(Part.GRADIENT)
+            self._flips.in_payload(Part.GRADIENT, self.step_number)
         if self._checks is not None:
             self._checks.note_own(number)
-
-    def _flip_payload(self, part: Part) -> None:
-        """Flip a bit of this chip's part of its first sum, or of the sum, if a fault is due."""
-        injection = self._self_injection
-        if injection.has_wrong_numbers and injection.flips(part, self.step_number):
-            flip_bit(self._learner.payloads()[0], self.chip, self.step_number)
 
     def start_sum(self, number: int) -> None:
         """Start a sum of the step in flight, while its gradients are still computed."""
@@ -599,119 +404,27 @@ class JobCore:
     def _sum_all(self) -> None:
         try:
             self._culprits = self._sums.complete()
-            self._flip_payload(Part.SUM)
-            if self._comparison is not None:
-                if self._culprits is not None:  # a flipped bit may be why
-                    self._learner.undo()
-                    self._comparison.take()
-                self._finding = self._compare(self._comparison)
+            self._flips.in_payload(Part.SUM, self.step_number)
+            if self._checks is not None:
+                self._finding = self._checks.compare(is_strange=self._culprits is not None)
         except (InputError, ReplicasDifferError, WrongResultError) as error:
             self._learner.undo()
             if self._loop is not None and not isinstance(error, ReplicasDifferError):
                 self._loop.is_over = True  # it has left for a reason, which is told
-            if isinstance(error, WrongResultError):
-                self._set_aside()
+            if isinstance(error, WrongResultError) and self._checks is not None:
+                self._checks.set_aside()
             raise
         if self._finding is not None:
             return
         if self._sharding is not None and self._culprits is None:
             self._sharding.gather()
 
-    def _compare(self, comparison: StateComparison) -> Finding | None:
-        """Compare states and shares, if that is due; return why the step does not count, if so."""
-        checks, chips = self._checks, self.chips
-        told = None if checks is None else checks.told()
-        compared = comparison.complete(self.step_number, chips, told=told)
-        if compared is not None and (compared.mended or compared.wrong):
-            wrong = tuple(self.chips.index(chip) for chip in compared.wrong)
-            return Finding(is_void=True, wrong=wrong)
-        if checks is None:
-            return None
-        if compared is not None and checks.kind is not Kind.NOTHING:
-            finding = checks.judge(self.step_number, compared.told, chips)
-            return finding if finding.is_void else None
-        is_strange = self._culprits is not None and checks.force(self.step_number)
-        return Finding(is_void=True) if is_strange else None
-
-    def _compared_progress(self) -> dict[str, str]:
+    def compared_progress(self) -> dict[str, str]:
         """Return what all chips must know alike to have shares of one batch, and one plan."""
         progress = {"progress.links": self._links or "as given"}
-        if self._speeds:
-            progress["progress.speeds"] = self._speeds.state() or "equal"
+        if self._shares.speeds is not None:
+            progress["progress.speeds"] = self._shares.speeds.state() or "equal"
         return progress
-
-    def _mend(self, step: int, holders: Sequence[Chip]) -> None:
-        """Give the state of some chips to all others, in the middle of a step."""
-        self._learner.undo()  # what this step has changed is in no state
-        self._give_state_of(step, holders)
-
-    def _give_state(self, ranks: Sequence[int]) -> None:
-        """Give the state of some ranks to all others, between two steps."""
-        self._give_state_of(self.step_number, [self.chips[rank] for rank in ranks])
-
-    def _give_state_of(self, step: int, holders: Sequence[Chip]) -> None:
-        assert self._loop is not None
-        assert self._loop.generation is not None
-        go = Go(self._loop.number, step, tuple(holders))
-        self._loop.catch_up(go, self._loop.generation)
-
-    def _act_on(self, finding: Finding) -> None:
-        """Go on after a comparison that has found a chip, or two chips, wrong."""
-        loop, checks = self._loop, self._checks
-        assert loop is not None
-        assert checks is not None
-        assert self._exchange is not None
-        self._exchange.sum_payloads()  # if it was a link, that is known before a chip is blamed
-        if finding.sums is not None and self.is_leader:
-            among = tuple(self.chips[rank] for rank in finding.sums)
-            coordinator_client().report(WrongSum(self.chip, self.step_number + 1, among))
-        if not finding.wrong:
-            return
-        number, chips, step = loop.number, self.chips, self.step_number + 1
-        wrong = [chips[rank] for rank in finding.wrong]
-        where = None
-        if finding.share is not None:
-            share = self._share_of(finding.share)
-            where = share.start, share.stop
-        if self.chip == next(chip for chip in chips if chip not in wrong):
-            for each in wrong:
-                names = finding.parameters
-                event = WrongResult(
-                    each,
-                    step,
-                    where,
-                    checks.right_until,
-                    self.chip,
-                    parameters=names[:MOST_NAMES],
-                    n_parameters=len(names),
-                )
-                coordinator_client().report(event)
-        if self._on_wrong_result == STOP:
-            self._stop_for(wrong, step)
-        if self._on_wrong_result == RESTORE:
-            self._right_until = checks.right_until
-        loop.accuse(wrong, right_until=self._right_until)
-        loop.recover(after=number)
-
-    def _stop_for(self, wrong: Sequence[Chip], step: int) -> None:
-        """End the job, because chips have computed wrong numbers."""
-        assert self._exchange is not None
-        right_until = self._checks.right_until if self._checks else None
-        coordinator_client().flush()
-        with suppress(TransportError):  # nobody ends the job before the event is sent
-            self._exchange.gather_numbers([step])
-        self._set_aside()
-        since = "" if right_until is None else f"; all were right until step {right_until}"
-        raise WrongResultError(
-            f"chips {', '.join(map(str, wrong))} computed wrong numbers in step {step}{since}, and "
-            "the job was told to stop; repair them, and go on with --resume"
-        )
-
-    def _set_aside(self) -> None:
-        """Let no job read the checkpoints that may hold wrong numbers."""
-        right_until = self._checks.right_until if self._checks else None
-        if self.is_leader and right_until is not None:
-            self._saving.set_aside(right_until)
 
     def _update(self) -> float:
         """Update the learner, unless the sums are not finite; return the loss.
@@ -729,8 +442,7 @@ class JobCore:
     @property
     def batch(self) -> int:
         """How many samples the next step uses."""
-        settings, n_at_start = self._settings, self._environment.n_live_at_start
-        return batch_of(settings.policy, settings.batch, self.world_size, n_at_start)
+        return self._shares.batch(self.world_size)
 
     def _report(self, batch: int) -> None:
         """Report a step that is done."""
@@ -802,7 +514,7 @@ class JobCore:
         loaded = resumable(folder, self.state(), self._learner.framework, steps=steps)
         self._load(loaded.state)
         self._is_stopped = False  # who resumes a job wants it to go on
-        self._ledger.write_resume(self.step_number, self._position)
+        self._ledger.write_resume(self.step_number, self._shares.position)
         if self.is_finished and self._environment.identity is None:
             _log.warning(
                 "finished: %d of %d steps; the checkpoint in %s is that of the last step, so "
@@ -821,13 +533,13 @@ class JobCore:
             **parts,
             "progress": {
                 "step": self.step_number,
-                "position": self._position,
+                "position": self._shares.position,
                 "seed": self._settings.seed,
                 "n_samples": self._settings.n_samples,
                 "loss": self.loss,
                 "stopped": self._is_stopped,
                 "right_until": self._checks.right_until if self._checks else None,
-                "speeds": self._speeds.state() if self._speeds else "",
+                "speeds": self._shares.speeds.state() if self._shares.speeds else "",
                 "saved": self._saved_step,
                 "links": self._links,
             },
@@ -838,14 +550,14 @@ class JobCore:
         self._learner.load(state)
         self.is_overwritten = False
         self.step_number = int(state["progress"]["step"])
-        self._position = int(state["progress"]["position"])
+        self._shares.position = int(state["progress"]["position"])
         self._saved_step = int(state["progress"].get("saved", self.step_number))
         self.loss = state["progress"]["loss"]
         self._is_stopped = bool(state["progress"].get("stopped"))
         if self._checks is not None:
-            self._checks.go_back(state["progress"].get("right_until"))
-        if self._speeds is not None:
-            self._speeds.load(state["progress"])
+            self._checks.took_state(state["progress"].get("right_until"))
+        if self._shares.speeds is not None:
+            self._shares.speeds.load(state["progress"])
         self._links = state["progress"].get("links") or ""
         if self.calls is not None:
             self.calls.forget(is_own_step=False)
@@ -895,7 +607,7 @@ class JobCore:
 
         While the state of all chips may be wrong, only of those from before.
         """
-        return self._saving.newest(self._right_until)
+        return self._saving.newest(self._checks.goes_back_to if self._checks else None)
 
     def went_back(self, step: int, generation: int) -> None:
         """Write to the ledger that a generation restores an earlier step; later ones are lost."""
@@ -914,10 +626,8 @@ class JobCore:
         if step == self.step_number and is_fresh and is_whole:
             return  # the whole job was restarted, and begins with its initial state
         self._load(self._saving.load(step).state)
-        if self._right_until is not None:
-            self._saving.set_aside(step)
-            if self._checks is not None:
-                self._checks.go_back(step)
+        if self._checks is not None:
+            self._checks.restored(step)
 
     def begin_at(self, step: int) -> None:
         """Begin after a step, whose state the caller has put into the learner.
@@ -930,8 +640,8 @@ class JobCore:
                 f"a job begins at a step from 0 to {self._settings.steps}, before its first step; "
                 f"but got {step} at step {self.step_number}"
             )
-        self.step_number, self._position = step, step * self._settings.batch
-        self._ledger.write_resume(self.step_number, self._position)
+        self.step_number, self._shares.position = step, step * self._settings.batch
+        self._ledger.write_resume(self.step_number, self._shares.position)
 
     def end_after(self, step: int) -> None:
         """Make this step the last one of the job."""

@@ -63,11 +63,10 @@ class SharedCalls:
         sums: StepSums,
         loop: WorkerLoop,
         exchange: Exchange,
-        give_state: GiveState,
     ) -> None:
         self._position, self._learner, self._sums = position, learner, sums
         self._loop, self._exchange = loop, exchange
-        self._rounds = Rounds(loop, exchange, give_state)
+        self._rounds = Rounds(loop, exchange, self._give_state)
         self.waited_s = 0.0  # for other chips, within a step
 
     def settle(self) -> None:
@@ -116,6 +115,10 @@ class SharedCalls:
         self._check_all_are_here("evaluate")
         parts = self._rounds.hold(Round(n_parts, compute), lambda: self._position.step_number)
         return list(parts.values())
+
+    def _give_state(self, ranks: list[int]) -> None:
+        chips = self._exchange.members
+        self._loop.give_state(self._position.step_number, [chips[rank] for rank in ranks])
 
     def _check_all_are_here(self, call: str) -> None:
         """Raise InputError if some chips cannot make this call, so that the others would wait."""

@@ -226,13 +226,14 @@ class WorkerLoop:
             return False
         return True
 
-    def catch_up(self, go: Go, generation: Generation) -> None:
-        """Send or take a state in the middle of a generation, because chips have another one.
+    def give_state(self, step: int, holders: Iterable[Chip]) -> None:
+        """Give the state of some members to all others of this generation, after a step.
 
         Raises:
             TransportError: the mesh has changed.
         """
-        self._catch_up(go, generation)
+        assert self.generation is not None
+        self._catch_up(Go(self.number, step, tuple(holders)), self.generation)
 
     def note_step(self) -> None:
         """Update this worker's status after the replica has finished a step."""

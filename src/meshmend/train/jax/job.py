@@ -22,7 +22,8 @@ import optax
 from meshmend.errors import InputError, hides_frames
 from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob
-from meshmend.train.core.job_core import JobCore, JobSettings, n_notes_of
+from meshmend.train.core.job_core import JobCore
+from meshmend.train.core.job_settings import JobSettings
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.jax.learner import N_TRIED, JaxLearner, checked_params, numpy_array
 from meshmend.train.jax.outside_values import OutsideValues
@@ -130,7 +131,7 @@ class JaxJob(ChipJob):
                     f"{optimizer!r:.80}"
                 )
         environment = worker_environment()
-        n_notes = n_notes_of(settings)
+        n_notes = settings.n_notes
         size = micro_batch or default_micro_batch(
             batch, environment.n_live_at_start, by_speed=n_notes > 0
         )

@@ -15,7 +15,7 @@ import numpy as np
 
 import meshmend
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
-from meshmend.train.core.job_core import JobSettings
+from meshmend.train.core.job_settings import JobSettings
 from meshmend.train.state.state_tree import Bytes, RawArray
 
 SEED: Final = 1  # of samples that draw random numbers, so that all workers draw the same
@@ -38,6 +38,8 @@ def job_fingerprint(
         dataset_length=settings.n_samples or 0,  # a stream has none
         samples=samples,
         framework=framework,
+        check_shares=settings.checked_every,
+        shares=settings.shared_by,
     )
 
 

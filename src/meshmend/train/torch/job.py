@@ -25,7 +25,8 @@ from meshmend.errors import InputError, hides_frames
 from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob, added
 from meshmend.train.core.exchange import Exchange
-from meshmend.train.core.job_core import JobCore, JobSettings, n_notes_of
+from meshmend.train.core.job_core import JobCore
+from meshmend.train.core.job_settings import JobSettings
 from meshmend.train.core.learner import ExchangeState, ShardedReplica, Sharding
 from meshmend.train.core.step_sums import RAISE
 from meshmend.train.core.worker_environment import worker_environment
@@ -117,7 +118,7 @@ class Job(ChipJob):
             bucket_bytes=bucket_bytes,
             shard_optimizer=shard_optimizer,
             master_weights=master_weights,
-            n_notes=n_notes_of(settings),
+            n_notes=settings.n_notes,
         )
         self._core = JobCore(
             self._learner,
