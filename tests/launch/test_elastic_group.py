@@ -359,6 +359,23 @@ def until_told():
         ),
         (
             2,
+            "import torch.distributed as dist\n"
+            "dist.init_process_group('meshmend')\n"
+            "meshmend.torch.reconfigure(model)\n"
+            "meshmend.torch.reconfigure(model)\n"
+            "meshmend.torch.reconfigure(model, torch.optim.SGD(model.parameters(), lr=0.1))",
+            "reconfigure needs all objects in its first call",
+        ),
+        (
+            2,
+            "import torch.distributed as dist\n"
+            "dist.init_process_group('meshmend')\n"
+            "meshmend.torch.reconfigure(build=lambda: (model,))\n"
+            "meshmend.torch.reconfigure(build=lambda: (model,))",
+            "reconfigure needs all objects in its first call",
+        ),
+        (
+            2,
             "meshmend.torch.reconfigure(torch.optim.SGD(model.parameters(), lr=0.1))\n"
             "for step in meshmend.torch.steps(2):\n"
             "    with meshmend.torch.retrying():\n"
@@ -389,6 +406,24 @@ def test_misuse_is_refused_in_one_line(tmp_path: Path, code: int, lines: str, wo
 
     assert ended.returncode == code, ended.stderr
     assert words in ended.stderr
+
+
+def test_a_loop_that_is_left_by_a_break_is_told(tmp_path: Path) -> None:
+    script = loop(tmp_path, after_update="if step == 3: break", steps=9)
+
+    ended = elastic(script, "--set", "timing.holder_timeout=1", mesh="1x1")
+
+    assert ended.returncode == 1
+    assert "chip (0, 0) has left its loop after step 4 of 9, by a break" in ended.stderr
+
+
+def test_a_later_call_with_the_objects_of_the_first_changes_nothing(tmp_path: Path) -> None:
+    script = loop(tmp_path, waits="meshmend.torch.reconfigure(ddp, optimizer)", steps=9)
+
+    ended = elastic(script, mesh="1x1")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "9 steps; samples not counted; replicas equal bit for bit" in ended.stderr
 
 
 def test_links_are_not_watched_by_chips_that_hold_a_part_of_the_model(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ of several chips.
 import functools
 import gc
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +72,11 @@ _log = logging.getLogger(__name__)
 _NEEDS_TILE: Final = (
     "reconfigure(shard_optimizer=True) needs tile=, whose twins share the optimizer's state, but "
     "did not get it; without tiles use meshmend.train.Job"
+)
+_NEEDS_ALL: Final = (
+    "reconfigure needs all objects in its first call, which is the one that gets a chip that joins "
+    "the state of the others, but got other ones in a later call; pass them all at once, as in "
+    "reconfigure(model, optimizer, scheduler)"
 )
 _NEWS_S: Final = 3.0  # beyond the link timeout: for the coordinator to tell of a change
 
@@ -133,6 +139,7 @@ def retrying() -> Iterator[tuple[Stateful, ...]]:
     Yields the objects of `reconfigure`. The step counts once the optimizer has stepped.
     """
     group = elastic_group()
+    group.is_in_block = True
     group.begin_step()
     try:
         yield group.objects
@@ -142,6 +149,7 @@ def retrying() -> Iterator[tuple[Stateful, ...]]:
         group.handle_failure(error)
     else:
         group.complete_step()
+    group.is_in_block = False
 
 
 def elastic_step(
@@ -193,6 +201,7 @@ class ElasticGroup:
         self._record = JobRecord(environment)
         self._n_steps: int | None = None
         self._has_ended = False  # a loop over all steps
+        self.is_in_block = False  # of a step; who raises an error there says enough
         self._reported = 0  # the last generation in which this chip reported a step
         self._planned: tuple[int, int] | None = None  # before which step of which generation
 
@@ -206,7 +215,8 @@ class ElasticGroup:
         self._injection = SelfInjection(environment.chip, environment.faults)
         self._step = StepInFlight(self._injection, self._random)
 
-        # Neither is there in a plain loop over objects that stay.
+        # None of them is there in a plain loop over objects that stay.
+        self._asked: tuple[Build, str | None, bool] | None = None  # of `reconfigure`
         self._built: BuiltObjects | None = None  # if the script makes its objects for each group
         self._tile: TileReplica | None = None  # if a replica is several chips
 
@@ -235,7 +245,15 @@ class ElasticGroup:
         return self._loop is not None and self._loop.is_over
 
     def use(self, objects: Sequence[Stateful]) -> None:
-        """Make these the objects of the group; they stay when the group changes."""
+        """Make these the objects of the group; they stay when the group changes.
+
+        Raises:
+            InputError: this chip has joined with others.
+        """
+        if self._joined is not None:
+            if [*map(id, objects)] != [*map(id, self.objects)] or self._built is not None:
+                raise InputError(_NEEDS_ALL)
+            return
         self._built = None
         self._step.watch(GroupState(objects))
 
@@ -252,11 +270,18 @@ class ElasticGroup:
         `record` is that of a job that hands out samples, and may begin with a checkpoint.
 
         Raises:
-            InputError, TopologyError: there can be no such tiles.
+            InputError, TopologyError: there can be no such tiles, or this chip has joined with
+                others.
             ResumeError: the checkpoint cannot be read, or is of another job.
         """
         if shard_optimizer and tile is None:
             raise InputError(_NEEDS_TILE)
+        asked = build, tile, shard_optimizer
+        if self._joined is not None:
+            if asked != self._asked:
+                raise InputError(_NEEDS_ALL)
+            return
+        self._asked = asked
         if tile is not None:
             self._tile = TileReplica(tile, self._environment, shares_optimizers=shard_optimizer)
         self._record = record or self._record
@@ -291,7 +316,7 @@ class ElasticGroup:
             raise InputError(
                 "the job has ended with its first loop over steps; give that loop all steps"
             )
-        self._n_steps = n_steps
+        self._n_steps, process = n_steps, os.getpid()
         while not self.is_over:
             was_undone = self._step.forget_rest()
             self.keep_up()
@@ -303,7 +328,12 @@ class ElasticGroup:
                 if not (was_undone and self._step.is_kept):  # else all is as it was kept
                     self._step.keep()
                 self._step.is_due = True
-                yield self.step_number
+                try:
+                    yield self.step_number
+                except GeneratorExit:
+                    if os.getpid() == process:  # a child that the loop has forked ends, not it
+                        self._tell_of_early_end(n_steps)
+                    raise
                 if self._step.is_due:
                     raise InputError(
                         "steps needs a block for each step, or the same step comes for ever; put "
@@ -318,6 +348,19 @@ class ElasticGroup:
                 self._present.is_for_the_rest = False
         self._has_ended = self._loop is not None
         self._close()
+
+    def _tell_of_early_end(self, n_steps: int) -> None:
+        """Tell that the loop over steps was left before its end.
+
+        An exception cannot be raised here: Python drops those of a loop that is given up.
+        """
+        if self._joined is None or self.is_over or self.is_in_block:
+            return
+        sys.stderr.write(  # on a line of its own, whatever the loop has begun to print
+            f"\nmeshmend: chip {self.chip} has left its loop after step {self.step_number} of "
+            f"{n_steps}, by a break or an exception; the chips that stay train on without it. To "
+            "end a job early, let all chips do nothing in the steps that are left\n"
+        )
 
     def keep_up(self) -> None:
         """Enter the next generation if there is one, or if the group is broken."""
