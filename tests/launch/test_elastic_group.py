@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from commanding import Ended, meshmend_run
 from meshmend.membership.events import LinkSlow, read_events
@@ -289,6 +290,50 @@ def test_fsdp2_replicated_over_the_chips_and_distributed_checkpoints_work_before
     assert "20 steps; samples not counted; replicas equal bit for bit" in ended.stderr
     assert ended.stdout.count("loaded 4 changed True") == 3
     assert ended.stdout.count("loaded 12 changed True") == 3
+
+
+DRAWS = """
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import meshmend.torch
+
+def build():
+    ddp = DistributedDataParallel(torch.nn.Linear(2, 1))
+    return ddp, torch.optim.SGD(ddp.parameters(), lr=0.1)
+
+dist.init_process_group("meshmend")
+torch.manual_seed(0)
+meshmend.torch.reconfigure(build=build)
+for step in meshmend.torch.steps(12):
+    while step == 9 and dist.get_world_size() < 2:
+        time.sleep(0.01)
+        meshmend.torch.reconfigure()
+    with meshmend.torch.retrying() as (ddp, optimizer):
+        picked = torch.rand(2)
+        optimizer.zero_grad()
+        ddp(picked).sum().backward()
+        optimizer.step()
+        print(f"step {step} picks {picked.sum().item()!r}", flush=True)
+"""
+
+
+def test_objects_that_are_made_anew_leave_the_random_numbers_of_the_steps_alone(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "draws.py"
+    script.write_text(DRAWS)
+
+    ended = elastic(script, "--inject", "kill 0,1 at 4", "--inject", "repair 0,1 at 6", mesh="1x2")
+
+    assert ended.returncode == 0, ended.stderr
+    torch.manual_seed(0)
+    torch.nn.Linear(2, 1)
+    expected = [torch.rand(2).sum().item() for _ in range(12)]
+    found = re.findall(r"\[(0,\d)\] step (\d+) picks (\S+)", ended.stdout)
+    assert [(step, value) for _, step, value in found if float(value) != expected[int(step)]] == []
+    assert ("0,1", "11") in {(chip, step) for chip, step, _ in found}
 
 
 @pytest.mark.slow

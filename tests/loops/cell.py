@@ -178,6 +178,7 @@ def group_loop(folder: Path, cell: dict[str, Any]) -> int:
             inputs, labels = (part.chunk(n_chips)[rank] for part in batch(step))
             loss = style.plain(parts, inputs, labels).item()
             chip.note(step=step + 1, loss=loss, n_chips=n_chips, rank=rank, state=watched(parts))
+        parts.after_block()
     chip.note(final=True, rank=dist.get_rank(), state=watched(parts))
     return 0
 
@@ -321,7 +322,7 @@ def jax_reference(cell: dict[str, Any]) -> list[Found]:
 
 
 def torch_reference(cell: dict[str, Any], n_chips: dict[int, int]) -> list[Found]:
-    """Return the loss and the state after each step of a plain loop in PyTorch."""
+    """Return the loss and the state after each step of a plain loop in PyTorch, and at its end."""
     style = style_of(cell)
     parts = style.make()
     parts.net = parts.model
@@ -335,7 +336,8 @@ def torch_reference(cell: dict[str, Any], n_chips: dict[int, int]) -> list[Found
         else:
             loss = style.plain(parts, inputs, labels).item()
         found.append((loss, watched(parts)))
-    return found
+        parts.after_block()
+    return [*found, (0.0, watched(parts))]
 
 
 def step_by_share(parts: Any, inputs: Any, labels: Any, n_shares: int, *, is_mean: bool) -> float:

@@ -7,11 +7,13 @@ does it, which is also how it runs on a process group of meshmend; `job` as it i
 Knows neither chips nor processes nor faults.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -40,6 +42,9 @@ class Parts:
     results: list[float] = field(default_factory=list)  # what the loop found besides
     net: Any = None
     mean: Callable[[Tensor], Tensor] = lambda loss: loss  # over the shares of all chips
+    after_block: Callable[[], object] = lambda: (
+        None
+    )  # the rest of a loop's body in an elastic group
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -409,6 +414,28 @@ def scheduled(*, told: bool, in_hook: bool = False) -> Parts:
     return made
 
 
+def seeded_alike() -> Parts:
+    made = parts(Net)
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    return made
+
+
+def randomly_scaled(p: Parts, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Scale inputs by numbers that all chips draw alike."""
+    scales = torch.rand(4, dtype=torch.float64) + random.random() + np.random.rand()
+    return zero_first(p, inputs * scales, labels)
+
+
+def scheduled_after_block() -> Parts:
+    made = parts(Net)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(made.optimizer, 0.9)
+    made.also.append(scheduler)
+    made.after_block = scheduler.step
+    return made
+
+
 def schedule_after(p: Parts, inputs: Tensor, labels: Tensor) -> Tensor:
     loss = zero_first(p, inputs, labels)
     (p.also or p.hidden)[0].step()
@@ -698,6 +725,8 @@ STYLES: Final[Sequence[Style]] = (
         job_schedule_after,
         fronts=_ALL,
     ),
+    style("random numbers", seeded_alike, randomly_scaled, fronts=_GROUP),
+    style("scheduler after the block", scheduled_after_block, fronts=_GROUP),
     style(
         "scheduler that nobody told of",
         lambda: scheduled(told=False),

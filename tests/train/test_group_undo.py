@@ -263,3 +263,27 @@ def test_a_chip_goes_on_with_the_random_numbers_of_others_unless_it_was_seeded_a
 
     assert found[:2] == expected[:2]
     assert (found[2] == expected[2]) == (is_new or torch_seed == 3)
+
+
+def test_a_chip_that_shares_some_numbers_with_the_first_one_gives_its_own_on() -> None:
+    """Others that were seeded as it was go on with all of its numbers."""
+
+    def joined(torch_seed: int) -> RandomNumbers:
+        numbers = RandomNumbers()
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(torch_seed)
+        numbers.see("join")
+        return numbers
+
+    first, second = joined(3), joined(4)
+    first.see("step")
+    second.take(first.state())
+    second.see("step")
+    drawn()
+    state = second.state()
+    expected = drawn()
+
+    joined(4).take(state)
+
+    assert drawn() == expected

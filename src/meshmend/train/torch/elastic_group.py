@@ -621,6 +621,9 @@ class ElasticGroup:
         if self._built is not None:
             held = self.state()
             self._step.watch(self._built.made())
+            self._random.see("build")
+            if held["objects"] and "random" in held:  # else it is the first time in this job
+                self._random.take(held["random"])  # `build` may draw some, now as often as here
             self._built.fill(self._step.state, held)
         elif self._present.group is not None:
             self._step.state.use_default_group()
@@ -737,7 +740,7 @@ class ElasticGroup:
         self.step_number = int(state["step"])
         self.is_overwritten, self._is_equal = False, True
         self._links = str(state.get("links", ""))
-        if "random" in state:  # not in that of a chip that reads a checkpoint
+        if self._built is None:  # else when they are made: `build` may seed, or draw some
             self._random.take(state["random"])
         self._record.saved_step = int(state.get("saved", state["step"]))
         self._forget_tried()

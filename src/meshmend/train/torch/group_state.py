@@ -364,8 +364,8 @@ class RandomNumbers:
     """The random numbers that a script draws: who takes a state goes on with those of its giver.
 
     So chips that pick samples by the same numbers still do. It does not if the script has seeded
-    its chips apart: then each has numbers of its own. That is seen when a chip joins and when its
-    first step begins; a script may seed in between.
+    its chips apart: then each has numbers of its own. That is seen when a chip joins, when it has
+    made its objects once, and when its first step begins; a script may seed in between.
     """
 
     def __init__(self) -> None:
@@ -389,7 +389,8 @@ class RandomNumbers:
             if theirs.get(name) == digest:
                 _GENERATORS[name][1](json.loads(state[name]))
                 for other, digests in state["seen"].items():
-                    self._seen.setdefault(other, {})[name] = digests[name]
+                    if name in digests:  # else its giver had numbers of its own then
+                        self._seen.setdefault(other, {})[name] = digests[name]
 
 
 def _set_python(state: Any) -> None:
