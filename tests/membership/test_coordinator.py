@@ -16,6 +16,7 @@ from forked_script import run_program
 from meshmend.config import Timing
 from meshmend.errors import ChannelError, RefusedError
 from meshmend.lab.testbed.bed import Testbed
+from meshmend.membership import coordinator_client
 from meshmend.membership.client import News, WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
 from meshmend.membership.coordinator_server import CoordinatorServer
@@ -738,6 +739,30 @@ def test_a_new_worker_that_finds_no_coordinator_gives_up() -> None:
     ):
         client.await_news(lambda news: False)
     client.close()
+
+
+def test_a_worker_says_once_that_its_coordinator_gives_no_word_and_once_that_it_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(coordinator_client, "_QUIET_S", 2.5)
+    listener = listening("127.0.0.1")
+    address = listener.getsockname()[:2]
+    listener.close()
+    with caplog.at_level(logging.WARNING):
+        hand = Hand((0, 0), address)
+        until(lambda: "no word" in caplog.text)
+        served = Served(address)
+        try:
+            until(lambda: "again" in caplog.text, why=lambda: caplog.text)
+        finally:
+            hand.close()
+            served.close()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"chip (0, 0) has had no word from its coordinator at 127.0.0.1:{address[1]} for 2.5 s, "
+        f"and gives up after 300 s: cannot connect to 127.0.0.1:{address[1]}: Connection refused",
+        "chip (0, 0) has word from its coordinator again",
+    ]
 
 
 def test_a_caller_whom_a_coordinator_admits_while_it_ends_is_hung_up_on() -> None:

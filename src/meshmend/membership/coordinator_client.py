@@ -47,7 +47,7 @@ from meshmend.transport.codec import shown
 from meshmend.transport.event_fd import clear, event_of
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
 from meshmend.transport.listener import Address
-from meshmend.transport.liveness import LinkWatch
+from meshmend.transport.liveness import LinkWatch, Silence
 from meshmend.transport.pacing import Backoff
 
 _log = getLogger(__name__)
@@ -57,6 +57,7 @@ _LONGEST_WAIT_S: Final = 5.0  # between two requests for a chip that has another
 _HANDSHAKE_S: Final = 5.0
 _TRAFFIC_S: Final = 5.0  # between two messages that count the bytes sent
 _FLUSH_S: Final = 2.0  # to send what is queued
+_QUIET_S: Final = 15.0  # without word from the coordinator, until the user is told; a try takes 6 s
 
 
 def _now() -> float:
@@ -89,6 +90,8 @@ class CoordinatorClient:
         self._traffic: Callable[[], Mapping[Chip, int]] = dict
         self._traffic_at = 0.0  # when it was last sent
         self._backoff = Backoff(identity.seat)
+        self._silence = Silence(time.monotonic())
+        self._is_unheard = False  # and the user was told so
         self._thread = threading.Thread(target=self._work, name="meshmend-client", daemon=True)
         self._thread.start()
 
@@ -238,6 +241,7 @@ class CoordinatorClient:
         chip = self._identity.chip
         while not self._is_closed:
             if not self._client.wants_connection:
+                self._listen(has_heard=True)  # it expects no word
                 self._pause_until(time.monotonic() + _IDLE_S)
                 continue
             again_at = time.monotonic() + self._backoff.wait_s()
@@ -248,6 +252,7 @@ class CoordinatorClient:
                 continue
             except TransportError as error:
                 _log.debug("chip %s cannot reach its coordinator: %s", chip, error)
+                self._listen(why=str(error))
                 self._give_up_joining()
                 self._pause_until(again_at)
                 continue
@@ -273,6 +278,29 @@ class CoordinatorClient:
                 f"chip {self._identity.chip} found no coordinator at {host}:{port} within "
                 f"{within_s:g} s: the job is over, or was never started"
             )
+
+    def _listen(self, *, has_heard: bool = False, why: str = "") -> None:
+        """Tell the user once that the coordinator gives no word, and once that it does again."""
+        chip, (host, port) = self._identity.chip, self._identity.coordinator
+        quiet_s = max(_QUIET_S, self._client.heartbeat_timeout_s)
+        is_quiet = self._silence.is_too_long(time.monotonic(), quiet_s, has_heard=has_heard)
+        if has_heard and self._is_unheard and self._client.wants_connection:
+            _log.warning("chip %s has word from its coordinator again", chip)
+        elif is_quiet and not self._is_unheard:
+            within_s = self._identity.timing.join_timeout_s
+            until = (
+                f"gives up after {within_s:g} s" if self._client.is_new else "calls until it has"
+            )
+            _log.warning(
+                "chip %s has had no word from its coordinator at %s:%d for %g s, and %s: %s",
+                chip,
+                host,
+                port,
+                quiet_s,
+                until,
+                why,
+            )
+        self._is_unheard = not has_heard and (is_quiet or self._is_unheard)
 
     def _wait_for_chip(self) -> float:
         """Return how long to wait before asking for the chip again.
@@ -331,6 +359,7 @@ class CoordinatorClient:
                 channel.flush()
                 if not all(self._handle(message) for message in received_messages(channel)):
                     return
+                self._listen(why="it is connected, but says nothing")
                 if channel.is_dead(watch, time.monotonic()):
                     raise ChannelError(
                         f"the kernel of its host did not answer for {watch.timeout_s:g} s"
@@ -367,6 +396,7 @@ class CoordinatorClient:
 
     def _handle(self, message: Message) -> bool:
         """Handle one message; return whether to keep the connection."""
+        self._listen(has_heard=True)
         keeps_connection = self._client.received(message)
         if not self._client.taken:
             self._taken_since = None
