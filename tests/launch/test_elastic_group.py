@@ -32,6 +32,7 @@ generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(64, 8, generator=generator)
 {first}
 meshmend.torch.reconfigure(ddp, optimizer)
+{joined}
 for step in meshmend.torch.steps({steps}):
     waits(step)
     with meshmend.torch.retrying():
@@ -55,7 +56,14 @@ def loop(folder: Path, *, steps: int = 40, **parts: str) -> Path:
     """Write the script of a DDP loop into a folder whose name has a space, and return it."""
     script = folder / "a folder" / "loop.py"
     script.parent.mkdir(exist_ok=True)
-    named = {"waits": "pass", "first": "", "before_update": "", "after_update": "", **parts}
+    named = {
+        "waits": "pass",
+        "first": "",
+        "joined": "",
+        "before_update": "",
+        "after_update": "",
+        **parts,
+    }
     script.write_text(LOOP.format(steps=steps, **named))
     return script
 
@@ -128,6 +136,27 @@ def test_one_chip_alone_goes_on_and_a_second_joins_it(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert {"step 15 on 1"} <= set(re.findall(r"step 15 on \d", ended.stdout))
     assert "replicas equal bit for bit" in ended.stderr
+
+
+def test_a_chip_that_joins_late_keeps_the_state_of_the_others_whatever_its_script_begins_with(
+    tmp_path: Path,
+) -> None:
+    """All chips read a checkpoint after `reconfigure`, as some scripts do."""
+    script = loop(
+        tmp_path,
+        joined="for each in ddp.parameters(): each.data.fill_(0.5)\n"
+        "for group in optimizer.param_groups: group['lr'] = 0.02",
+        waits="while step == 9 and dist.get_world_size() < 2:\n"
+        "        time.sleep(0.01)\n"
+        "        meshmend.torch.reconfigure()",
+        steps=12,
+    )
+
+    ended = elastic(script, "--inject", "kill 0,1 at 4", "--inject", "repair 0,1 at 6", mesh="1x2")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "12 steps; samples not counted; replicas equal bit for bit" in ended.stderr
+    assert sizes_at_the_end(ended) == [2, 2]
 
 
 def test_a_step_that_is_a_function_is_called_again_until_it_counts(tmp_path: Path) -> None:

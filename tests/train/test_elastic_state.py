@@ -149,3 +149,21 @@ def test_of_two_steps_a_chip_keeps_the_one_that_counts(
     assert counts == tile.has_settled == (also == settled)
     assert weights(objects) == (after if is_after else before)
     assert loop.also is None
+
+
+def test_what_a_script_does_after_it_has_joined_late_is_undone_but_its_seed_is_not() -> None:
+    objects = build()
+    held = StepInFlight(SelfInjection((0, 0), ()), RandomNumbers())
+    held.is_in_job = True
+    held.watch(GroupState(objects))
+    taken = weights(objects)
+
+    held.keep_joined()
+    step(objects)
+    torch.manual_seed(7)
+    was_undone = held.forget_rest()
+
+    assert was_undone
+    assert weights(objects) == taken
+    assert torch.initial_seed() == 7
+    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(7).get_state())

@@ -209,6 +209,7 @@ class ElasticGroup:
         self.step_number = 0  # steps done
         self._random = RandomNumbers()
         self._links = ""  # speeds of links that were found, as of the last step
+        self._has_joined_late = False  # with the state of chips that have done steps
         self._is_equal = False  # whether the chips have agreed on their first state
         self.is_overwritten = False  # the state is a part of this chip's and a part of others'
 
@@ -305,6 +306,8 @@ class ElasticGroup:
         elif self._loop is None:
             self._random.see("join")
             self._regroup(self._join().start)
+            if self._has_joined_late:
+                self._step.keep_joined()
         else:
             self.keep_up()
 
@@ -743,6 +746,7 @@ class ElasticGroup:
         if self._built is None:  # else when they are made: `build` may seed, or draw some
             self._random.take(state["random"])
         self._record.saved_step = int(state.get("saved", state["step"]))
+        self._has_joined_late |= self._is_fresh and self.step_number > 0
         self._forget_tried()
 
     def _forget_tried(self) -> None:

@@ -36,9 +36,9 @@ class StateBefore:
         self.shared: list[ShardedOptimizers] = []  # what twins share of the optimizers' states
 
     @torch.no_grad()
-    def capture(self) -> None:
+    def capture(self, *, with_random: bool = True) -> None:
         """Copy all that a step may change; the copies of the moment before are used again."""
-        self._undo = [*_random_states()]
+        self._undo = [*_random_states()] if with_random else []
         gradients, self._gradients = self._gradients, {}
         tensors = list(self._tensors())
         self._copies = self._copied(tensors)

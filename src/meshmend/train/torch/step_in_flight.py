@@ -34,7 +34,7 @@ class StepInFlight:
         self._is_checked = False  # the objects are known to hold all that steps change
         self._n_stepped = 0  # optimizers that have stepped in it
         self._has_stepped = False  # whether an optimizer has stepped in a step that counts
-        self._has_failed = False  # whether the last step was undone, and its code may still run
+        self._has_failed = False  # what is done until the next step is undone
 
     def watch(self, state: GroupState) -> None:
         """Make these objects those that steps change, and see when their optimizers step."""
@@ -76,6 +76,15 @@ class StepInFlight:
             self.state.before.capture()
             self.is_kept = True
 
+    def keep_joined(self) -> None:
+        """Keep the state that this chip has taken when it joined, until its first step.
+
+        What the script still does to begin, such as to read a checkpoint, the others did long ago.
+        But it may seed its random numbers.
+        """
+        self.state.before.capture(with_random=False)
+        self._has_failed = True
+
     def undo(self) -> None:
         """Make everything what it was before the step."""
         self.state.before.restore()
@@ -111,7 +120,7 @@ class StepInFlight:
         self._has_failed = True
 
     def forget_rest(self) -> bool:
-        """Undo what the rest of the loop's body has changed, if a step failed; return whether."""
+        """Undo what was changed since a step failed, or this chip joined; return whether."""
         has_failed, self._has_failed = self._has_failed, False
         if has_failed:
             self.undo()
