@@ -1,5 +1,6 @@
 """What a chip of an elastic group holds: of the states that come, and of a step that was tried."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,15 @@ def step(objects: Any) -> None:
 
 def weights(objects: Any) -> list[float]:
     return [float(value) for each in objects[0].state_dict().values() for value in each.flatten()]
+
+
+@pytest.fixture
+def tried() -> Iterator[StepInFlight]:
+    """A step in a job; what it checks in all optimizers of the process ends with the test."""
+    held = StepInFlight(SelfInjection((0, 0), ()), RandomNumbers())
+    held.is_in_job = True
+    yield held
+    held.is_in_job = False
 
 
 def built_group() -> ElasticGroup:
@@ -130,12 +140,10 @@ def test_a_chip_that_goes_back_to_a_checkpoint_does_not_write_it_again(
     ("also", "settled", "is_after"), [(8, 8, True), (8, 7, False), (None, 8, True)]
 )
 def test_of_two_steps_a_chip_keeps_the_one_that_counts(
-    *, also: int | None, settled: int, is_after: bool
+    tried: StepInFlight, *, also: int | None, settled: int, is_after: bool
 ) -> None:
     """It has done step 7, and tried step 8; or no other step is open."""
     objects = build()
-    tried = StepInFlight(SelfInjection((0, 0), ()), RandomNumbers())
-    tried.is_in_job = True
     tried.watch(GroupState(objects))
     tried.keep()
     before = weights(objects)
@@ -151,17 +159,17 @@ def test_of_two_steps_a_chip_keeps_the_one_that_counts(
     assert loop.also is None
 
 
-def test_what_a_script_does_after_it_has_joined_late_is_undone_but_its_seed_is_not() -> None:
+def test_what_a_script_does_after_it_has_joined_late_is_undone_but_its_seed_is_not(
+    tried: StepInFlight,
+) -> None:
     objects = build()
-    held = StepInFlight(SelfInjection((0, 0), ()), RandomNumbers())
-    held.is_in_job = True
-    held.watch(GroupState(objects))
+    tried.watch(GroupState(objects))
     taken = weights(objects)
 
-    held.keep_joined()
+    tried.keep_joined()
     step(objects)
     torch.manual_seed(7)
-    was_undone = held.forget_rest()
+    was_undone = tried.forget_rest()
 
     assert was_undone
     assert weights(objects) == taken
