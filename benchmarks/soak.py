@@ -61,6 +61,7 @@ from meshmend.membership.events import (
     WrongResult,
 )
 from meshmend.membership.faults.fault import Fault, parse_fault
+from meshmend.membership.job_view import JobView
 from meshmend.pages.report.event_words import event_words
 from meshmend.planning.compile_once import compile_once
 from meshmend.topology.failures import Chip, board_shape
@@ -148,6 +149,20 @@ class Watch:
     def ledger(self) -> Path:
         return self.folder / "ledger"
 
+    def disturb(self, view: JobView, elapsed_s: float) -> tuple[Fault, ...]:
+        """Begin and end what is wrong for a while; return no faults.
+
+        The launcher calls this. Workers that it forks while another thread starts a command would
+        keep the pipes of that command, which that thread reads to their end.
+        """
+        del view, elapsed_s
+        since_s = time.monotonic() - self.started_at
+        for disturbance in self.disturbances:
+            if words := disturbance.tick(since_s, self.for_s):
+                self.n_faults += 1
+                print(f"{since_s:8.1f} s  {words}", flush=True)
+        return ()
+
     def look(self) -> None:
         """Look every second until the run is over; end the process when it goes wrong."""
         beat, seen = 0, set[str]()
@@ -156,10 +171,6 @@ class Watch:
             beat += 1
             elapsed_s = time.monotonic() - self.started_at
             self._check_progress(elapsed_s, processor_share())
-            for disturbance in self.disturbances:
-                if words := disturbance.tick(elapsed_s, self.for_s):
-                    self.n_faults += 1
-                    print(f"{elapsed_s:8.1f} s  {words}", flush=True)
             if beat % _PROGRESS_S == 0:
                 self._print_progress(elapsed_s)
             if beat % 5 == 0:
@@ -361,6 +372,7 @@ def _soak(
         ),
         watch.hear,
         for_s=for_s,
+        more_faults=watch.disturb,
     )
     watch.is_over = True
     try:
