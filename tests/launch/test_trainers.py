@@ -62,7 +62,8 @@ class Stopping(example.Digits):
 example.Digits = Stopping""",
 }
 
-ONE_STOPS = """
+ONE_STOPS_OF = {
+    "hf_trainer": """
 from transformers import TrainerCallback
 class OutOfTime(TrainerCallback):
     def on_step_end(self, args, state, control, **named):
@@ -71,7 +72,25 @@ class OutOfTime(TrainerCallback):
 class Stopping(example.Trainer):
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, callbacks=[OutOfTime()], **named)
-example.Trainer = Stopping"""
+example.Trainer = Stopping""",
+    "lightning_trainer": """
+class Stopping(example.Digits):
+    def on_train_batch_end(self, *arguments):
+        if os.environ["MESHMEND_CHIP"] == "1,1" and self.trainer.global_step == 12:
+            self.trainer.should_stop = True
+example.Digits = Stopping""",
+    "lightning_trainer, by its own losses": """
+class Stopping(example.Digits):
+    def training_step(self, batch):
+        loss = super().training_step(batch)
+        self.log("own_loss", self.trainer.global_step + loss.detach())  # grows
+        return loss
+example.Digits = Stopping
+from lightning.pytorch.callbacks import EarlyStopping
+Trainer = example.lightning.Trainer
+example.lightning.Trainer = lambda **named: Trainer(
+    **named, callbacks=[EarlyStopping("own_loss", patience=0, check_on_train_epoch_end=True)])""",
+}
 
 
 def run_example(module: str, preload: str, folder: Path, *, patch: str = "") -> Ended:
@@ -291,22 +310,32 @@ def test_lightning_s_trainer_survives_a_kill_and_a_repair(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    ("module", "preload", "patch"),
+    ("module", "preload", "patch", "n_steps"),
     [
-        ("hf_trainer", "meshmend.train.hf", STOP_OF["hf_trainer"]),
-        ("hf_trainer", "meshmend.train.hf", ONE_STOPS),
-        ("lightning_trainer", "lightning", STOP_OF["lightning_trainer"]),
+        ("hf_trainer", "meshmend.train.hf", STOP_OF["hf_trainer"], 12),
+        ("hf_trainer", "meshmend.train.hf", ONE_STOPS_OF["hf_trainer"], 12),
+        # A wish that a batch brings about travels with the sums of the next step.
+        ("lightning_trainer", "lightning", STOP_OF["lightning_trainer"], 13),
+        ("lightning_trainer", "lightning", ONE_STOPS_OF["lightning_trainer"], 13),
+        # The second of two epochs of 15 steps has no smaller loss than the first.
+        (
+            "lightning_trainer",
+            "lightning",
+            ONE_STOPS_OF["lightning_trainer, by its own losses"],
+            30,
+        ),
     ],
 )
 def test_a_trainer_that_stops_early_does_so_on_all_chips(
-    tmp_path: Path, module: str, preload: str, patch: str
+    tmp_path: Path, module: str, preload: str, patch: str, n_steps: int
 ) -> None:
     pytest.importorskip(preload, reason="the extra lightning is not installed")
 
     ended = run_example(module, preload, tmp_path / "run", patch=patch)
 
     assert ended.returncode == 0, ended.stderr
-    assert "12 steps; samples: 384 used, 0 lost, 0 repeated; replicas equal" in ended.stderr
+    words = f"{n_steps} steps; samples: {32 * n_steps} used, 0 lost, 0 repeated; replicas equal"
+    assert words in ended.stderr
 
 
 @pytest.mark.slow

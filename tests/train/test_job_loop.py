@@ -201,16 +201,22 @@ def test_a_second_job_in_a_process_is_refused_in_one_line(tmp_path: Path) -> Non
     assert "a process can train one job, but this script makes a second one" in ended.stderr
 
 
-def test_a_loop_in_which_one_chip_calls_all_others_alone_ends_on_all_chips(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", ["pass", "print(job.gather(1.0))"], ids=["none", "gather"])
+def test_a_loop_in_which_one_chip_makes_another_call_than_the_rest_ends_on_all_chips(
+    tmp_path: Path, others: str
+) -> None:
     ended = run(
         tmp_path,
-        """
+        f"""
         job = Job(model, optimizer, dataset, batch=16, steps=9)
         for features, targets in job:
             loss = mse(model(features), targets)
             loss.backward()
-            if job.step(loss) and job.step_number == 2 and job.is_leader:
-                job.evaluate(dataset, lambda batch: mse(model(batch[0]), batch[1]), batch=64)
+            if job.step(loss) and job.step_number == 2:
+                if job.is_leader:
+                    job.evaluate(dataset, lambda batch: mse(model(batch[0]), batch[1]), batch=64)
+                else:
+                    {others}
         """,
         mesh="1x2",
     )
@@ -219,6 +225,7 @@ def test_a_loop_in_which_one_chip_calls_all_others_alone_ends_on_all_chips(tmp_p
     words = "all chips of a job must call step, gather, all_reduce and evaluate alike"
     assert words in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
+    assert not ended.stdout
 
 
 def test_gradients_that_are_not_finite_are_told_with_chip_and_parameter(tmp_path: Path) -> None:

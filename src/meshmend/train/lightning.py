@@ -8,6 +8,11 @@ Lightning runs its own loops on every chip. The training loader becomes one of a
 out this chip's samples, and a step of the optimizer becomes one of the job: it sums the gradients
 over all chips, and if the mesh changed meanwhile it is done again, before Lightning hears of it.
 Validation runs on every chip, over all samples. The chip that leads logs and saves.
+
+A callback may end the training on one chip alone, as by a clock. Lightning's loops would leave at
+once, and the others would wait for that chip. So they are told of a minimum of steps that is never
+reached until all chips know of the end: after validation and epochs they ask each other, and
+between them the wish travels with the sums of the next step.
 """
 
 import math
@@ -20,6 +25,7 @@ from meshmend.packages import need
 
 need("meshmend.train.lightning", "lightning", "torch", extra="lightning")
 
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.call import (
     _call_callbacks_load_state_dict,
@@ -51,6 +57,8 @@ class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
         self._batches: Iterator[Any] = iter(())
         self._ahead: deque[Any] = deque()  # batches of the job that Lightning has not asked for
         self._schedulers: list[tuple[Any, str, int]] = []  # with interval and frequency
+        self._is_training = False
+        self._least_steps: int | None = None  # what the trainer was given as its minimum
         environment = worker_environment()
         self._n_chips = environment.n_live_at_start
         self._lead(environment.identity is None or environment.chip == environment.whole.live[0])
@@ -101,9 +109,12 @@ class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
         )
         if trainer.global_step:
             self._job.begin_at(trainer.global_step)
+        self._is_training, self._least_steps = True, trainer.fit_loop.min_steps
+        trainer.callbacks.append(_AfterEpoch(self._agree_on_end))
         self._batches = iter(self._job)
         self._fetch()
         progress.begin()
+        self._end_or_go_on()
         self._lead(self._job.is_leader)
 
     def optimizer_step(
@@ -111,6 +122,8 @@ class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
     ) -> Any:
         """Do a step of the job; if the mesh changes, with the new share of samples again."""
         loss, step = closure(), self.job.step_number
+        if self._wants_end():
+            self.job.stop()
         while True:
             if loss is None:
                 raise InputError(
@@ -122,15 +135,56 @@ class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
             if self.job.step_number != step or not self._ahead:
                 break  # another chip did the step, and this one has taken over its state
             loss = self._compute_again(optimizer, self._ahead.popleft())
+        self._end_or_go_on()
         self._lead(self.job.is_leader)
         return loss
 
+    def on_validation_end(self) -> None:
+        """Agree with all chips whether a metric ends the training."""
+        if self._is_training:
+            self._agree_on_end()
+
     def on_train_end(self) -> None:
         """End the job with the step that Lightning did last, and wait for all chips."""
+        self._is_training = False
         self.job.end_after(self.job.step_number)
         for _ in self._batches:
             raise AssertionError("a job that has ended handed out samples")
         self._lead(self.job.is_leader)
+
+    def _wants_end(self) -> bool:
+        """Whether the training is to end on this chip, and has done as many steps as it must."""
+        trainer = self.lightning_module.trainer
+        return bool(trainer.should_stop) and trainer.global_step >= (self._least_steps or 0)
+
+    def _agree_on_end(self) -> None:
+        """End the training on all chips if it is to end on one; all ask at the same places.
+
+        Where some chips have no samples, because more have come than there were at first, none can
+        be asked: what ends it there are metrics, which all know alike.
+        """
+        assert self._loader is not None
+        if self.job.is_finished:  # whatever a hook has said since then
+            self._end()
+            return
+        wants = self._wants_end()
+        can_ask = self._loader.batch >= self.job.world_size
+        if self.job.all_reduce(int(wants)) if can_ask else wants:
+            self._end()
+
+    def _end_or_go_on(self) -> None:
+        """End the training if all chips know that the last step was the last; else let none end."""
+        if self.job.is_finished:
+            self._end()
+        else:
+            self._set_least_steps(self.job.step_number + 1)
+
+    def _end(self) -> None:
+        self._set_least_steps(self._least_steps)
+        self.lightning_module.trainer.should_stop = True
+
+    def _set_least_steps(self, least: int | None) -> None:
+        self.lightning_module.trainer.fit_loop.epoch_loop.min_steps = least
 
     def _lead(self, is_leader: bool) -> None:
         """Make this process the one that logs and saves, or not."""
@@ -140,8 +194,12 @@ class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
         return self.job.step_number
 
     def _next_batch(self) -> Any:
+        """Return the next batch; None if the last step is done, which a hook may have denied."""
         if not self._ahead:
             self._fetch()
+        if not self._ahead:
+            self._end()
+            return None
         return self._ahead.popleft()
 
     def _fetch(self) -> None:
@@ -225,7 +283,21 @@ class _JobLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches that are left of the epoch."""
         for _ in range(self._n_batches - self._steps_done() % self._n_batches):
-            yield self._next_batch()
+            batch = self._next_batch()
+            if batch is None:
+                return
+            yield batch
+
+
+class _AfterEpoch(Checkpoint):  # type: ignore[misc]  # untyped; those come after all others
+    """Does something after an epoch and all that callbacks do then."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run = run
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Do it."""
+        self._run()
 
 
 class _LightningProgress:

@@ -43,6 +43,11 @@ class ChipJob:
         return self._core.world_size
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done, or all chips have agreed that the last one was the last."""
+        return self._core.is_finished
+
+    @property
     def is_leader(self) -> bool:
         """Whether this chip has rank 0: use it to print or plot once, not on every chip."""
         return self._core.is_leader

@@ -33,6 +33,8 @@ from meshmend.train.core.step_sums import StepSums
 from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.data.samples import Share
 
+_ROUND = "a round after a change of the mesh"  # in which some chips only look on
+
 Parts = dict[int, bytes]
 GiveState = Callable[[list[int]], None]  # gives the state of some ranks to all others
 
@@ -92,7 +94,7 @@ class SharedCalls:
         self._learner.flush()
         began = time.perf_counter()
         try:
-            return gather_bytes(self._exchange, data)
+            return gather_bytes(self._exchange, data, "gather or all_reduce")
         except TransportError as error:
             self._sums.fail(error)
             return [data]
@@ -143,6 +145,11 @@ class Round:
     compute: Callable[[int], bytes]
     own: Parts = field(default_factory=dict)
 
+    @property
+    def topic(self) -> str:
+        """The call that it is for, in words."""
+        return f"evaluate in {self.n_parts} parts" if self.n_parts else "gather or all_reduce"
+
 
 class _Came(IntEnum):
     """How a chip has come to the last step: the higher, the less its state is worth."""
@@ -182,7 +189,8 @@ class Rounds:
 
         def take_part() -> None:
             if self._settled == self._loop.number:
-                results.append(self._complete(mine, range(self._exchange.mesh.n_live)))
+                parts = self._complete(mine, range(self._exchange.mesh.n_live), mine.topic)
+                results.append(parts)
             else:
                 voted, parts = self._vote(number, mine)
                 if voted == number:
@@ -223,8 +231,8 @@ class Rounds:
         if holders:
             is_first = self._exchange.rank == holders[0]
             kept = self._finished[wanted - 1] if is_first else {}
-            return wanted, _merged(gather_bytes(self._exchange, _packed(kept)))
-        return wanted, self._complete(mine, inside, is_again=True)
+            return wanted, _merged(gather_bytes(self._exchange, _packed(kept), _ROUND))
+        return wanted, self._complete(mine, inside, _ROUND, is_again=True)
 
     def _level(self, came: list[int]) -> None:
         """Give a chip that has looked on the state once more: loops may have changed it since.
@@ -238,7 +246,12 @@ class Rounds:
             self._came = _Came.STEPPED
 
     def _complete(
-        self, mine: Round | None, inside: "range | list[int]", *, is_again: bool = False
+        self,
+        mine: Round | None,
+        inside: "range | list[int]",
+        topic: str,
+        *,
+        is_again: bool = False,
     ) -> Parts:
         """Compute this chip's part of a round that some ranks are in; return all parts."""
         exchange, own = self._exchange, mine.own if mine else {}
@@ -250,7 +263,7 @@ class Rounds:
             for number in missing[list(inside).index(exchange.rank) :: len(inside)]:
                 exchange.transport.check()
                 own[number] = mine.compute(number)
-        return _merged(gather_bytes(exchange, _packed(own)))
+        return _merged(gather_bytes(exchange, _packed(own), topic))
 
 
 def _nothing(number: int) -> bytes:
