@@ -347,6 +347,63 @@ def test_chips_that_lose_each_other_although_their_link_is_cut_get_a_new_connect
     assert after.epoch(LINKS[0].first, LINKS[0].second) > before.number
 
 
+def two_chips() -> tuple[Membership, Link]:
+    """A job of two chips that train, and the link between them."""
+    membership = Membership(parse_mesh("1x2"), Timing(), board=(1, 1))
+    for chip in ((0, 0), (0, 1)):
+        membership.arrive(chip, ("host", 1), status=Status(), memory=None, now=0.0)
+    next_generation(membership, 0.0)
+    return membership, Link.between((0, 0), (0, 1))
+
+
+def next_generation(membership: Membership, now: float) -> tuple[float, int]:
+    """Wait until a generation is formed, and let it go; return when, and how many chips it has."""
+    while (formed := membership.decide(now).generation) is None:
+        now += 0.5
+        assert now < 100_000, "no generation is formed"
+    for chip in formed.chips:
+        ready = Status(generation=formed.number, ready=True, state_version=formed.number)
+        membership.update_status(chip, ready, now)
+    assert membership.decide(now).go is not None
+    return now, len(formed.chips)
+
+
+def test_links_that_cut_live_chips_off_are_tried_again_less_and_less_often() -> None:
+    membership, link = two_chips()
+    waits, now = [], 10.0
+    for _ in range(9):
+        membership.cut(link, now)
+        cut_at, n_alone = next_generation(membership, now)
+        now, n_together = next_generation(membership, cut_at)
+        assert (n_alone, n_together) == (1, 2)
+        waits.append(round(now - cut_at, -1))
+
+    assert waits == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+
+
+def test_a_link_that_was_sound_for_long_after_it_was_tried_again_is_tried_soon() -> None:
+    membership, link = two_chips()
+    now = 10.0
+    for _ in range(3):
+        membership.cut(link, now)
+        cut_at, _ = next_generation(membership, now)
+        back_at, _ = next_generation(membership, cut_at)
+        now = back_at + 3600
+
+    assert back_at - cut_at < 70
+
+
+def test_a_link_that_the_user_has_cut_is_not_tried_again_before_it_is_mended() -> None:
+    membership, link = two_chips()
+    membership.cut_on_purpose(link)
+    membership.cut(link, 10.0)
+    assert next_generation(membership, 10.0)[1] == 1
+
+    assert all(membership.decide(float(now)) == Decision() for now in range(20, 9000))
+    membership.mend(link, 9000.0)
+    assert next_generation(membership, 9000.0)[1] == 2
+
+
 def test_nothing_is_decided_any_more_when_all_is_over() -> None:
     membership = Membership(parse_mesh("1x2"), Timing(), board=(1, 1))
     for chip in ((0, 0), (0, 1)):

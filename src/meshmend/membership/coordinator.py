@@ -289,6 +289,7 @@ class Coordinator:
     def _handle_observer(self, connection: ControlConnection, message: Message) -> None:
         match message:
             case messages.CutLink(link=link):
+                self._membership.cut_on_purpose(link)
                 for one, other in ((link.first, link.second), (link.second, link.first)):
                     self._send_to((one,), messages.Sever(other))
             case messages.MendLink(link=link):

@@ -41,6 +41,9 @@ UNHEARD_GENERATIONS = 10
 _LONGEST_RECALL = 10  # times `recall_s`, while workers of the recalled generation keep coming
 
 _LONGEST_SETTLE: Final = 10  # times `settle_s`, if changes keep coming
+# From when links that are cut leave live chips out until they are tried again; then twice as long.
+_FIRST_RETRY_S: Final = 60.0
+_LONGEST_RETRY_S: Final = 3600.0  # a try that fails stops the others for about the link timeout
 _MOST_TILINGS: Final = 200  # tried if that with the most tiles has not all colours of the state
 WRONG_NUMBERS: Final = "a chip had computed wrong numbers"  # why a job goes back
 _MOST_REASONS: Final = 4  # named in the text; the others are counted
@@ -96,6 +99,10 @@ class Membership:
         self.workers: dict[Chip, ConnectedWorker] = {}
         self._broken_at_start = mesh.failed_links
         self._cut: set[Link] = set(mesh.failed_links)
+        self._cut_on_purpose: set[Link] = set()
+        self._retry_s = _FIRST_RETRY_S
+        self._retry_at: float | None = None  # set while links that are cut leave live chips out
+        self._retried_at = -math.inf
         self._mended: dict[Link, int] = {}
         self._changes = PendingChanges(timing.settle_s, timing.doubt_s)
         self._gather_until: float | None = None
@@ -181,8 +188,13 @@ class Membership:
         if not self._is_restoring:
             self._right_until = None
 
+    def cut_on_purpose(self, link: Link) -> None:
+        """Do not try a link again, once it is cut, before it is mended: the user has cut it."""
+        self._cut_on_purpose.add(link)
+
     def mend(self, link: Link, now: float) -> None:
         """Use a link again that was cut."""
+        self._cut_on_purpose.discard(link)
         if link in self._cut:
             self._use_again(link)
             self._changes.add(f"{link} is back", now)
@@ -222,6 +234,7 @@ class Membership:
             self.cut(link, now)
         if self._is_gathering(now):
             return Decision()
+        self._retry_links(now)
         if self._changes.reasons and now >= self._changes.settles_at():
             why, stood_still = self._changes.take_reasons(), self._stands_still
             if (generation := self._form_generation()) is not None:
@@ -468,6 +481,41 @@ class Membership:
             if largest:
                 return frozenset(largest)
         return frozenset()
+
+    def _retry_links(self, now: float) -> None:
+        """Now and then, use links again without which live chips are cut off from the others.
+
+        They may have been silent for some seconds only. If they still are, they are soon cut again.
+        """
+        links = self._links_to_retry()
+        if not links:
+            self._retry_at = None
+        elif self._retry_at is None:
+            if now - self._retried_at > self._retry_s:  # the last try did not fail
+                self._retry_s = _FIRST_RETRY_S
+            self._retry_at = now + self._retry_s
+        elif now >= self._retry_at:
+            self._retry_at, self._retried_at = None, now
+            self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+            for link in sorted(links):
+                self._use_again(link)
+                self._changes.add(f"{link} is tried again", now)
+
+    def _links_to_retry(self) -> set[Link]:
+        """Return the links cut since the start that would join chips which wait to the members.
+
+        None in a job with tiles: there, what chips wait for is a whole tile.
+        """
+        if self.generation is None or self._tile is not None:
+            return set()
+        members = self.generation.seat_of
+        apart = {
+            link
+            for link in self._cut - self._broken_at_start - self._cut_on_purpose
+            if (link.first in members) != (link.second in members)
+        }
+        able = self._eligible() if apart else set()
+        return {link for link in apart if {link.first, link.second} <= able}
 
     def _part_across_cuts(self) -> frozenset[Chip]:
         """Return the part that could go on if links that failed since the start are tried again.
