@@ -413,6 +413,14 @@ WORKER_LINE = ["worker", "--mesh", "2x2", "--coordinator", "127.0.0.1:9", "--chi
         ([*WORKER_LINE[:-1], "7,7", "nowhere.py"], "--chip needs a chip of 2x2 such as 0,1"),
         ([*WORKER_LINE[:-2], "nowhere.py"], "a worker needs its chip, but none of RANK"),
         ([*WORKER_LINE[:4], "here", "--chip", "0,0", "x.py"], "--coordinator needs HOST:PORT"),
+        (
+            [*WORKER_LINE, "--bind", "192.0.2.1", __file__],
+            "a worker needs an address of its host, but cannot listen on 192.0.2.1: Cannot assign",
+        ),
+        (
+            [*WORKER_LINE, "--bind", "0.0.0.0", __file__],
+            "a worker needs one address at which the others call it, but 0.0.0.0 is every address",
+        ),
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_line(

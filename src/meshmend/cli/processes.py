@@ -303,15 +303,17 @@ def _job_of(config: "JobConfig", coordinator: "Address") -> "tuple[JobConfig, st
     """Return a job's settings as its workers on this host need them, and its secret.
 
     Raises:
-        InputError: one of them cannot be used, the board does not fit the mesh, or this host has no
-            route to the coordinator.
+        InputError: one of them cannot be used, the board does not fit the mesh, this host has no
+            route to the coordinator, or cannot listen on the address that it is told.
     """
     from meshmend.launch.hosts import address_toward, board_from, secret_from, with_whole_paths
     from meshmend.topology.text import configured_mesh
+    from meshmend.transport.listener import listening_for_peers
 
     board_from(config.mesh.board, configured_mesh(config.mesh))
     secret = secret_from(os.environ, config.job.secret_file)
     address = config.sums.bind or address_toward(coordinator)
+    listening_for_peers(address).close()
     return with_whole_paths(config.with_({"sums.bind": address})), secret
 
 

@@ -49,6 +49,8 @@ _BACKLOG: Final = 4096  # the kernel takes as many as net.core.somaxconn
 _DEFER_S: Final = 1
 _OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _ACCEPT_RETRY_S: Final = 0.05  # when this process has no descriptor left
+_EVERY_ADDRESS: Final = "0.0.0.0"
+_BIND: Final = "name another with --bind or MESHMEND_BIND, or leave it out"
 _MOST_LOGGED_PER_S: Final = 10  # refusals come in floods
 _MANY_REFUSALS: Final = 50  # within a second: a flood
 _FLOOD_PAUSE_S: Final = 0.01
@@ -279,6 +281,25 @@ def listening(bind: str, port: int = 0, *, window_bytes: int = 0) -> socket.sock
         listener.close()
         where = f"{bind}:{port}" if port else bind
         raise InputError(f"cannot listen on {where}: {error.strerror}") from None
+    return listener
+
+
+def listening_for_peers(bind: str, *, window_bytes: int = 0) -> socket.socket:
+    """Return a socket that listens at one address of this host, which peers are told.
+
+    Raises:
+        InputError: it is no address of this host, or means all of them.
+    """
+    try:
+        listener = listening(bind, window_bytes=window_bytes)
+    except InputError as error:
+        raise InputError(f"a worker needs an address of its host, but {error}; {_BIND}") from None
+    if listener.getsockname()[0] == _EVERY_ADDRESS:
+        listener.close()
+        raise InputError(
+            f"a worker needs one address at which the others call it, but {bind} is every address "
+            f"of its host; {_BIND}"
+        )
     return listener
 
 

@@ -21,7 +21,7 @@ from typing import Final
 from meshmend.errors import HandshakeError, PeerLostError, StoppedError, TransportError
 from meshmend.transport.event_fd import is_set
 from meshmend.transport.handshake import ANYONE, ConnectRequest, Deadline, check_listens, dial
-from meshmend.transport.listener import Address, Listener, listening, listening_locally
+from meshmend.transport.listener import Address, Listener, listening_for_peers, listening_locally
 
 _LOOK_EVERY_S: Final = 1.0  # whether a rank that does not call is still there
 
@@ -57,7 +57,7 @@ class PeerConnections:
         # Gets the calls of those who call anyone; must not block. None refuses them.
         self.on_asker: Callable[[socket.socket], None] | None = None
         self.asked_epoch = 0  # calls of another one were meant for who had this address before
-        listener = listening(bind, window_bytes=window_bytes)
+        listener = listening_for_peers(bind, window_bytes=window_bytes)
         self._listener = Listener(
             listener,
             secret,
