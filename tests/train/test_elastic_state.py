@@ -116,6 +116,21 @@ def test_objects_take_the_state_of_a_checkpoint_once() -> None:
     assert built.coming(4) is None
 
 
+def test_a_chip_that_takes_the_state_of_another_one_keeps_no_shares_of_its_own() -> None:
+    """It lacks a step, and so do the shares that it holds; with its next objects it keeps them."""
+    kept: list[bool] = []
+    shares = SimpleNamespace(share=lambda _, *, has_begun, keeps_own: kept.append(keeps_own))
+    tile: Any = SimpleNamespace(shares=shares)  # all of a `TileReplica` that this asks for
+    built = BuiltObjects(build, tile)
+    state = built.made().state(3)
+    built.take(state, lambda _: {})
+
+    for _ in range(2):
+        built.fill(built.made(), state)
+
+    assert kept == [False, True]
+
+
 def test_a_chip_that_goes_back_to_a_checkpoint_does_not_write_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
