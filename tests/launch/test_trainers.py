@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,6 +287,68 @@ def test_hugging_face_s_trainer_refuses_in_one_line(argument: str, words: str) -
 
     with pytest.raises(InputError, match=re.escape(words)):
         refuse_unsupported(arguments, [1], None)
+
+
+def test_hugging_face_s_trainer_refuses_samples_that_a_method_of_a_script_chooses(
+    tmp_path: Path,
+) -> None:
+    import torch
+    from transformers import TrainingArguments
+
+    from meshmend.errors import InputError
+    from meshmend.train.hf import Trainer
+
+    class Weighted(Trainer):
+        def get_train_dataloader(self) -> object:
+            raise AssertionError("the job would not have called it")
+
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    trainer = Weighted(torch.nn.Linear(1, 1), arguments, train_dataset=[1, 2])  # type: ignore
+
+    words = "hands out the samples of train_dataset, but Weighted has get_train_dataloader of its"
+    with pytest.raises(InputError, match=words):
+        trainer.train()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("arguments", "loading", "words"),
+    [
+        ("callbacks=[callbacks.WeightAveraging()]", "", "does not support WeightAveraging: a chip"),
+        ("callbacks=[callbacks.EMAWeightAveraging()]", "", "does not support EMAWeightAveraging"),
+        (
+            "callbacks=[callbacks.GradientAccumulationScheduler({1: 2})]",
+            "",
+            "does not support GradientAccumulationScheduler: a step sums over all chips",
+        ),
+        ("overfit_batches=2", "", "does not support overfit_batches"),
+        ("reload_dataloaders_every_n_epochs=1", "", "got a second one"),
+        ("", "sampler=data.WeightedRandomSampler(weights, 96)", "is a WeightedRandomSampler"),
+        ("", "sampler=data.RandomSampler(images, num_samples=9)", "is a RandomSampler"),
+    ],
+)
+def test_lightning_s_trainer_refuses_in_one_line(
+    tmp_path: Path, arguments: str, loading: str, words: str
+) -> None:
+    lightning = pytest.importorskip("lightning", reason="the extra lightning is not installed")
+    from lightning.pytorch import callbacks
+    from torch.utils import data
+
+    from meshmend.errors import InputError
+    from meshmend.train.lightning import MeshmendStrategy
+
+    example = runpy.run_path(str(EXAMPLES / "lightning_trainer.py"))
+    images = example["images_of_digits"](96)
+    known = {"callbacks": callbacks, "data": data, "images": images, "weights": [1.0] * 96}
+    named = {"max_epochs": 2, "logger": False, "default_root_dir": tmp_path}
+    trainer = lightning.Trainer(
+        strategy=MeshmendStrategy(), **named, **eval(f"dict({arguments})", known)
+    )
+    loader = data.DataLoader(images, batch_size=8, **eval(f"dict({loading})", known))
+
+    with pytest.raises(InputError, match=words):
+        trainer.fit(example["Digits"](), loader)
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # untyped
             InputError: an argument cannot be honoured, or there is no whole checkpoint to resume.
         """
         refuse_unsupported(self.args, self.train_dataset, named.get("trial"))
+        _refuse_own_samples(type(self))
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(newest_checkpoint(Path(self.args.output_dir)))
         return super().train(resume_from_checkpoint, *arguments, **named)
@@ -409,6 +410,17 @@ _REFUSED: Final[tuple[tuple[str, Callable[[Any], Any], str], ...]] = (
         "give each worker one of them with CUDA_VISIBLE_DEVICES",
     ),
 )
+
+
+def _refuse_own_samples(kind: type) -> None:
+    """Raise InputError if a trainer chooses samples by a method that the job does not call."""
+    for name in ("get_train_dataloader", "_get_train_sampler", "get_batch_samples"):
+        if getattr(kind, name) is not getattr(transformers.Trainer, name):
+            raise InputError(
+                f"meshmend.train.hf.Trainer hands out the samples of train_dataset, but "
+                f"{kind.__name__} has {name} of its own; put what that does into train_dataset or "
+                "data_collator"
+            )
 
 
 def refuse_unsupported(args: Any, dataset: Any, trial: Any) -> None:

@@ -25,19 +25,45 @@ from meshmend.packages import need
 
 need("meshmend.train.lightning", "lightning", "torch", extra="lightning")
 
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    Checkpoint,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.call import (
     _call_callbacks_load_state_dict,
     _call_callbacks_state_dict,
 )
 from lightning_utilities.core.rank_zero import rank_zero_only
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.torch.job import Job
 
 _NEVER: Final = 2**62
+
+# Callbacks of Lightning with which chips would train something else, and why.
+_REFUSED: Final = {
+    StochasticWeightAveraging: "a chip that comes back would not have the average",
+    WeightAveraging: "a chip that comes back would not have the average",
+    GradientAccumulationScheduler: "a step sums over all chips; use a larger batch_size",
+    BaseFinetuning: "parameters cannot join the optimizer later; freeze them for the whole job",
+    ModelPruning: "a chip that comes back would have the layers as they were",
+    BatchSizeFinder: "it trains before the job does; run it without the strategy",
+    LearningRateFinder: "it trains before the job does; run it without the strategy",
+}
 
 
 class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
@@ -84,6 +110,11 @@ class MeshmendStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # untyped
         if not self.lightning_module.trainer.training:
             return dataloader
         _check_loader(dataloader)
+        if self._loader is not None:
+            raise InputError(
+                "MeshmendStrategy needs one training DataLoader for the whole training, but got a "
+                "second one; give it one data set, and no reload_dataloaders_every_n_epochs"
+            )
         self._loader = _JobLoader(dataloader, self._n_chips, self._next_batch, self._steps_done)
         return self._loader
 
@@ -350,6 +381,17 @@ def _check_loader(loader: object) -> None:
             "MeshmendStrategy needs a training DataLoader with a batch_size, but it has a "
             "batch_sampler or none; the job shares out the samples itself"
         )
+    sampler = loader.sampler
+    is_plain = isinstance(sampler, SequentialSampler | DistributedSampler) or (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(loader.dataset)
+    )
+    if not is_plain:
+        raise InputError(
+            "MeshmendStrategy needs a training DataLoader that uses each sample once in an epoch, "
+            f"but its sampler is a {type(sampler).__name__}; the job chooses the samples itself"
+        )
 
 
 def _check_trainer(trainer: Any) -> None:
@@ -364,6 +406,16 @@ def _check_trainer(trainer: Any) -> None:
         raise InputError(
             f"MeshmendStrategy needs one optimizer, but the module has {len(trainer.optimizers)}; "
             "use meshmend.train.Job in a loop of your own"
+        )
+    for callback in trainer.callbacks:
+        for kind, why in _REFUSED.items():
+            if isinstance(callback, kind):
+                name = type(callback).__name__
+                raise InputError(f"MeshmendStrategy does not support {name}: {why}")
+    if trainer.overfit_batches:
+        raise InputError(
+            "MeshmendStrategy does not support overfit_batches: give the DataLoader a data set of "
+            "these samples"
         )
     if trainer.accumulate_grad_batches != 1:
         raise InputError(
