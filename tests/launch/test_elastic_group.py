@@ -321,6 +321,44 @@ def test_fsdp2_replicated_over_the_chips_and_distributed_checkpoints_work_before
     assert ended.stdout.count("loaded 12 changed True") == 3
 
 
+CATCHES = """
+import os
+import torch
+import torch.distributed as dist
+import meshmend.torch
+
+dist.init_process_group("meshmend")
+model = torch.nn.Linear(1, 1, bias=False)
+torch.nn.init.zeros_(model.weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+meshmend.torch.reconfigure(model, optimizer)
+for step in meshmend.torch.steps(8):
+    with meshmend.torch.retrying():
+        if step == 4 and os.environ["MESHMEND_CHIP"] == "0,1":
+            os._exit(9)
+        total = torch.ones(1, 1)
+        try:
+            dist.all_reduce(total)
+        except RuntimeError:
+            total *= 5
+        model.weight.grad = total / dist.get_world_size()
+        optimizer.step()
+print("weight", model.weight.item(), flush=True)
+"""
+
+
+def test_a_step_whose_sum_failed_does_not_count_though_the_loop_caught_the_error(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "catches.py"
+    script.write_text(CATCHES)
+
+    ended = elastic(script, mesh="1x2")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "[0,0] weight -8.0\n" in ended.stdout
+
+
 DRAWS = """
 import time
 import torch
