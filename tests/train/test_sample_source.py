@@ -219,6 +219,7 @@ REFUSED = [
         "sampler WeightedRandomSampler; leave",
     ),
     (DataLoader(D, sampler=RandomSampler(D, replacement=True)), "draws with replacement; leave it"),
+    (DataLoader(D, sampler=RandomSampler(D, num_samples=1)), "sampler with num_samples; leave it"),
     (DataLoader(D, batch_sampler=in_order(D)), "batch_sampler BatchSampler; leave it out: the job"),
     (DataLoader(D, batch_size=None), "batch_size=None; give it the batch_size of a step"),
     (DataLoader(D, generator=torch.Generator()), "generator; leave it out: Job's seed decides"),

@@ -41,15 +41,10 @@ from lightning.pytorch.trainer.call import (
     _call_callbacks_state_dict,
 )
 from lightning_utilities.core.rank_zero import rank_zero_only
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, IterableDataset
 
 from meshmend.train.core.worker_environment import worker_environment
+from meshmend.train.data.sample_source import check_loader
 from meshmend.train.torch.job import Job
 
 _NEVER: Final = 2**62
@@ -376,22 +371,7 @@ def _check_loader(loader: object) -> None:
             "MeshmendStrategy needs a training DataLoader of a data set with len() and [], but got "
             f"{type(getattr(loader, 'dataset', loader)).__name__}"
         )
-    if loader.batch_size is None:
-        raise InputError(
-            "MeshmendStrategy needs a training DataLoader with a batch_size, but it has a "
-            "batch_sampler or none; the job shares out the samples itself"
-        )
-    sampler = loader.sampler
-    is_plain = isinstance(sampler, SequentialSampler | DistributedSampler) or (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(loader.dataset)
-    )
-    if not is_plain:
-        raise InputError(
-            "MeshmendStrategy needs a training DataLoader that uses each sample once in an epoch, "
-            f"but its sampler is a {type(sampler).__name__}; the job chooses the samples itself"
-        )
+    check_loader(loader)
 
 
 def _check_trainer(trainer: Any) -> None:

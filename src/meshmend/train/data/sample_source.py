@@ -145,6 +145,11 @@ def _refusals(loader: Any) -> list[tuple[bool, str, str]]:
             "leave it out: a job uses every sample of an epoch once",
         ),
         (
+            type(sampler) is RandomSampler and sampler.num_samples != len(loader.dataset),
+            "sampler with num_samples",
+            "leave it out: a job uses every sample of an epoch once",
+        ),
+        (
             loader.generator is not None,
             "generator",
             "leave it out: Job's seed decides the order and the random numbers of samples",
