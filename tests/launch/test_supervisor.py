@@ -24,7 +24,7 @@ from meshmend.launch.supervisor import (
     Supervisor,
 )
 from meshmend.launch.termination import terminable
-from waiting import until
+from waiting import HANG_S, until
 
 ALIVE = "print('meshmend-agent alive', flush=True)"
 FINISHED = "print('meshmend-agent ended 0', flush=True)"
@@ -285,6 +285,22 @@ def test_a_stopped_process_is_ended_by_sigterm_all_the_same(tmp_path: Path) -> N
     processes.end_all()
 
     assert child.code == 5
+
+
+def test_a_process_that_was_just_forked_and_has_done_nothing_yet_is_killed() -> None:
+    """On a busy machine it may take seconds until it makes itself a process group."""
+    processes = Supervisor()
+
+    def sleep(pipes: object, parent: int) -> None:
+        time.sleep(HANG_S)
+        os._exit(0)
+
+    child = processes.fork("", sleep)
+    child.signal(signal.SIGKILL)
+    until(lambda: processes.serve(0.01) and child.code is not None)
+
+    assert child.killed_by is signal.SIGKILL
+    processes.end_all()
 
 
 def test_a_second_sigterm_takes_no_time_from_the_processes_that_end(tmp_path: Path) -> None:

@@ -295,6 +295,8 @@ class Supervisor:
                 with suppress(OSError):  # connections are closed by the fork already
                     os.close(key.fd)
             body(Pipes(out_end, err_end, report_end), parent)
+        with suppress(OSError):  # it has done so itself; until then no signal would reach it
+            os.setpgid(pid, pid)
         for fd in (out_end, err_end, report_end):
             os.close(fd)
         process = self._add(Child(pid, os.pidfd_open(pid), lambda: _wait_for(pid)))
