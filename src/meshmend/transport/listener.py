@@ -26,6 +26,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from meshmend.config import BIND
 from meshmend.errors import HandshakeError, InputError, TransportError
 from meshmend.transport.event_fd import clear
 from meshmend.transport.handshake import (
@@ -50,7 +51,7 @@ _DEFER_S: Final = 1
 _OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _ACCEPT_RETRY_S: Final = 0.05  # when this process has no descriptor left
 _EVERY_ADDRESS: Final = "0.0.0.0"
-_BIND: Final = "name another with --bind or MESHMEND_BIND, or leave it out"
+_OTHER_ADDRESS: Final = f"name another with --bind or {BIND.name}, or leave it out"
 _MOST_LOGGED_PER_S: Final = 10  # refusals come in floods
 _MANY_REFUSALS: Final = 50  # within a second: a flood
 _FLOOD_PAUSE_S: Final = 0.01
@@ -293,12 +294,14 @@ def listening_for_peers(bind: str, *, window_bytes: int = 0) -> socket.socket:
     try:
         listener = listening(bind, window_bytes=window_bytes)
     except InputError as error:
-        raise InputError(f"a worker needs an address of its host, but {error}; {_BIND}") from None
+        raise InputError(
+            f"a worker needs an address of its host, but {error}; {_OTHER_ADDRESS}"
+        ) from None
     if listener.getsockname()[0] == _EVERY_ADDRESS:
         listener.close()
         raise InputError(
             f"a worker needs one address at which the others call it, but {bind} is every address "
-            f"of its host; {_BIND}"
+            f"of its host; {_OTHER_ADDRESS}"
         )
     return listener
 
