@@ -132,6 +132,41 @@ def test_a_job_that_is_told_to_stops_and_leaves_no_checkpoint_that_may_be_wrong(
     assert max(left) <= found["right_until"]
 
 
+_NEWEST = """
+import torch
+from meshmend.train import Job, Saving
+
+torch.manual_seed(0)
+dataset = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+saving = Saving({folder!r}, every=5)
+job = Job(model, optimizer, dataset, batch=16, steps=60, check_shares=4, saving=saving)
+for inputs, targets in job:
+    loss = ((model(inputs) - targets) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    if job.step(loss) and job.step_number == 60 and job.is_leader:
+        print("could go back to", job._core.newest_checkpoint())
+"""
+
+
+def test_once_a_job_has_gone_on_without_a_wrong_chip_its_new_checkpoints_count(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_NEWEST.format(folder=str(tmp_path / "saved")))
+    step = next(step for step in range(40, 60) if is_check_step(step, 4))
+
+    ended = meshmend_run(
+        *("--elastic", "--mesh", "2x2", "--inject", f"flip gradient 0,1 at {step}", script)
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "turned away" in ended.stderr
+    assert int(ended.stdout.split()[-1]) >= 50
+
+
 _UNREPEATABLE = """
 import random
 import torch
