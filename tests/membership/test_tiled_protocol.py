@@ -84,6 +84,16 @@ def test_a_job_goes_on_if_one_chip_of_its_only_tile_has_begun_and_the_other_has_
     assert not FEW_TILES(216).problem
 
 
+def test_a_checkpoint_that_was_gone_back_to_counts_though_a_chip_died_before_a_step() -> None:
+    """The step that had been given up counted again, and the job waited for it once more."""
+    assert not MOMENTS(1189).problem
+
+
+def test_a_state_that_was_given_up_does_not_count_again() -> None:
+    """It hid the parts of the state that the job had gone on with, which read a checkpoint."""
+    assert not MOMENTS(9354).problem
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(0, 20_000, 20), ids=str)
 def test_twenty_thousand_seeds(seeds: range) -> None:

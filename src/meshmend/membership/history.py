@@ -140,6 +140,9 @@ class History:
         """
         is_restored = version == FRESH and not self.is_new
         void = tuple(map(_superseded, self._void_except(version)))
+        if version != FRESH:  # what a generation after that one did was given up
+            given_up = (each.number for each in self.record.begun if each.number > version)
+            void = (*void, *(VoidGeneration(number, FRESH) for number in given_up))
         if version == FRESH:
             version = self.latest  # a checkpoint holds an earlier state of the latest generation
         known = {begun.number: begun for begun in self.record.begun}
@@ -211,7 +214,10 @@ class History:
             # It is up to date in a generation whose begin this coordinator does not know of.
             begun = (BegunGeneration(version, (), is_confirmed=True, term=status.term),)
             highest, void = max(self.record.highest, version), self._void_except(version)
-            self.record = replace(self.record, begun=begun, highest=highest, void=void)
+            # Its steps are counted from its state: it may have gone back to a checkpoint.
+            self.record = replace(
+                self.record, begun=begun, highest=highest, void=void, step=status.step
+            )
         elif begun and _proves_no_step(process, status, begun[-1], has_part=self._has_parts):
             void = self.record.void
             # Without a base there is no other state that could count. But where chips hold parts of
