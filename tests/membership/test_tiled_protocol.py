@@ -94,6 +94,11 @@ def test_a_state_that_was_given_up_does_not_count_again() -> None:
     assert not MOMENTS(9354).problem
 
 
+def test_a_step_that_was_given_up_is_not_waited_for_again() -> None:
+    """The chips that went back to the step before it died before they could do it again."""
+    assert not MOMENTS(1610).problem
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", parts_of(0, 20_000, 20), ids=str)
 def test_twenty_thousand_seeds(seeds: range) -> None:

@@ -28,7 +28,7 @@ class BegunGeneration(Value, frozen=True, dict=True):
 
     `is_confirmed`: a worker was up to date in it, and the next generation continued from its state.
     It began with the state that generation `base` had after `step`; `is_restored`: it was read from
-    a checkpoint.
+    a checkpoint. `until`: the step with whose state the next generation began.
     """
 
     number: GenerationNumber
@@ -38,6 +38,7 @@ class BegunGeneration(Value, frozen=True, dict=True):
     step: Count = 0
     is_restored: bool = False
     term: Term = 0
+    until: Count | None = None
 
     @cached_property
     def _members(self) -> frozenset[Process]:
@@ -147,9 +148,10 @@ class History:
             version = self.latest  # a checkpoint holds an earlier state of the latest generation
         known = {begun.number: begun for begun in self.record.begun}
         before = () if version == FRESH else (known.get(version, BegunGeneration(version, ())),)
+        until = None if is_restored else step
         members = tuple((seat.chip, seat.address) for seat in generation.seats)
         begun = (
-            *(replace(each, is_confirmed=True) for each in before),
+            *(replace(each, is_confirmed=True, until=until) for each in before),
             BegunGeneration(
                 generation.number,
                 members,
@@ -229,7 +231,10 @@ class History:
             # It has trained, and lacks a part of its state.
             self.record = replace(self.record, is_unknown=True)
         if self.is_holder(status) and self.version_of(status) != FRESH:
-            self.update_step(status.step)
+            latest = self.record.begun[-1] if self.record.begun else None
+            # The steps after it were given up: whoever has done them is not waited for.
+            if latest is None or latest.until is None or status.step <= latest.until:
+                self.update_step(status.step)
 
     def update_step(self, step: int) -> None:
         """Record that a worker has finished a step."""

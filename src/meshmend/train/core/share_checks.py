@@ -295,9 +295,9 @@ class ShareChecks:
         raise InputError(
             "check_shares needs chips that compute the same bits from the same samples, but for "
             f"one share, computed twice by each, chips {who} differ from the others or from "
-            "themselves; usual causes: random numbers of a generator of its own, kernels that are not "
-            "deterministic (torch.use_deterministic_algorithms), another kind of chip or number of "
-            "threads; or train with check_shares=0"
+            "themselves; usual causes: random numbers of a generator of its own, kernels that are "
+            "not deterministic (torch.use_deterministic_algorithms), another kind of chip or "
+            "number of threads; or train with check_shares=0"
         )
 
     def _undecided(self, step: int, chips: Sequence[Chip]) -> Finding:
