@@ -45,6 +45,7 @@ NOT_RUN = {
     "* --explore": "serves a page; tests/pages/explore/test_live_page.py opens it",
     "meshmend wormhole run": "needs a simulator's library; tests/wormhole/test_machine.py has one",
     "meshmend import system": "needs a machine's file; tests/planning/formats makes some",
+    "*--run-dir runs/two train.py": "goes on with a job that tests/launch/test_elastic.py kills",
     '*"repair 0,1 at 80" train.py': "tests/test_your_loop.py runs it with the loop of its page",
     "*10.0.0.1:": "needs several machines; tests/launch/test_separate_hosts.py has such",
 }

@@ -466,7 +466,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 dataset = torch.utils.data.TensorDataset(torch.ones(64, 4))
-saving = Saving(pathlib.Path(sys.argv[1]), every=10**6)
+saving = Saving(pathlib.Path(sys.argv[1]), every=int(sys.argv[2]))
 job = Job(model, optimizer, dataset, batch=4, steps=10**6, saving=saving, resume="auto")
 for (inputs,) in job:
     loss = model(inputs).mean()
@@ -486,7 +486,8 @@ def test_a_run_that_is_terminated_saves_first_and_goes_on_from_there(
 
     def run_and_terminate(number: int, after: int) -> int:
         with commands(tmp_path) as start:
-            ran = start(f"after-{after}", "run", "--elastic", "--mesh", "1x2", script, folder)
+            run = "run", "--elastic", "--mesh", "1x2"
+            ran = start(f"after-{after}", *run, script, folder, "1000000")
             until(lambda: f"step {after + 3}" in ran.out, why=lambda: ran.err)
             ran.signal(number)
             ran.signal(number)  # as `timeout` does, and a shell whose terminal is closed
@@ -500,6 +501,24 @@ def test_a_run_that_is_terminated_saves_first_and_goes_on_from_there(
             return newest
 
     run_and_terminate(signal.SIGHUP, after=run_and_terminate(signal.SIGTERM, after=0))
+
+
+def test_a_run_whose_launcher_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    script, folder = tmp_path / "script.py", tmp_path / "checkpoints"
+    script.write_text(_SAVES)
+    run = "run", "--elastic", "--mesh", "1x2", "--run-dir"
+
+    with commands(tmp_path) as start:
+        one = start("one", *run, str(tmp_path / "one"), str(script), str(folder), "10")
+        until(lambda: "step 25" in one.out, why=lambda: one.err)
+        one.signal(signal.SIGKILL)
+        one.end()
+        newest = complete_steps(folder)[-1]
+        two = start("two", *run, str(tmp_path / "two"), str(script), str(folder), "10")
+        until(lambda: f"step {newest + 3}" in two.out, why=lambda: two.err)
+
+    assert newest >= 10
+    assert two.out.splitlines()[0].endswith(f"step {newest + 1}")
 
 
 @pytest.mark.parametrize(
