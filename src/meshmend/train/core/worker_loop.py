@@ -324,6 +324,7 @@ class WorkerLoop:
         elif isinstance(error, StoppedError):
             self._coordination.note(self._status(is_ready=False))
         elif isinstance(error, MismatchError):
+            self.is_over = True  # for this worker
             raise InputError(
                 "all chips of a job must call step, gather, all_reduce and evaluate alike, after "
                 f"the same backward passes, but {error}"
