@@ -44,6 +44,7 @@ for step in meshmend.torch.steps({steps}):
         optimizer.step()
         {after_update}
         print(f"step {{step + 1}} on {{n_ranks}}")
+    {rest}
 weights = torch.cat([each.detach().flatten() for each in model.parameters()])
 gathered = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
 dist.all_gather(gathered, weights)
@@ -62,6 +63,7 @@ def loop(folder: Path, *, steps: int = 40, **parts: str) -> Path:
         "joined": "",
         "before_update": "",
         "after_update": "",
+        "rest": "",
         **parts,
     }
     script.write_text(LOOP.format(steps=steps, **named))
@@ -156,6 +158,24 @@ def test_a_chip_that_joins_late_keeps_the_state_of_the_others_whatever_its_scrip
 
     assert ended.returncode == 0, ended.stderr
     assert "12 steps; samples not counted; replicas equal bit for bit" in ended.stderr
+    assert sizes_at_the_end(ended) == [2, 2]
+
+
+def test_what_a_loop_changes_after_a_failed_step_is_not_passed_on_by_a_call_of_reconfigure(
+    tmp_path: Path,
+) -> None:
+    rest = """if step == 4 and dist.get_world_size() == 1:
+        for each in ddp.parameters(): each.data.add_(1)
+        while dist.get_world_size() == 1:
+            time.sleep(0.01)
+            meshmend.torch.reconfigure()
+        for each in ddp.parameters(): each.data.add_(1)"""
+    script = loop(tmp_path, rest=rest, steps=8)
+
+    ended = elastic(script, "--inject", "kill 0,1 at 4", "--inject", "repair 0,1 at 4", mesh="1x2")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "8 steps; samples not counted; replicas equal bit for bit" in ended.stderr
     assert sizes_at_the_end(ended) == [2, 2]
 
 

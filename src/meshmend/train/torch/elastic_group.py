@@ -309,7 +309,12 @@ class ElasticGroup:
             if self._has_joined_late:
                 self._step.keep_joined()
         else:
+            has_only_joined = not self._step.is_kept
+            was_undone = self._step.forget_rest()  # others may take this state
             self.keep_up()
+            if was_undone and not self.is_over:
+                keep = self._step.keep_joined if has_only_joined else self._step.fail
+                keep()
 
     def steps(self, n_steps: int) -> Iterator[int]:
         """Yield the number of the next step until all chips have done `n_steps`."""
