@@ -58,7 +58,8 @@ class VoidGeneration(Value, frozen=True):
     """A generation that took no step: whoever was up to date in it holds what it began with.
 
     That state counts as `version`. One that was read from a checkpoint counts as that of its own
-    generation, until a generation begins with another state; from then on it is FRESH.
+    generation, until a generation begins with another state; from then on it is FRESH. So is one
+    whose steps were given up, because the job went on with the state of a generation before it.
     """
 
     number: GenerationNumber
@@ -70,10 +71,11 @@ class CoordinatorRecord(Value, frozen=True, tag_field="kind", tag="coordinator")
 
     `begun` holds at most two generations: last, the latest to begin, if it may have taken steps;
     before it, the one whose state it began with. `void` holds the generations since then that took
-    no step. `step` is the highest step that a worker reported. `highest` is the highest generation
-    number in use. All workers have the same `fingerprint`. `term` is the coordinator's. `lineage`
-    holds the terms before it, each with the highest of its generations that belong to this history.
-    `formed` is the latest generation that was formed: workers only name it.
+    no step, or whose steps were given up. `step` is the highest step that a worker reported.
+    `highest` is the highest generation number in use. All workers have the same `fingerprint`.
+    `term` is the coordinator's. `lineage` holds the terms before it, each with the highest of its
+    generations that belong to this history. `formed` is the latest generation that was formed:
+    workers only name it.
     `is_unknown`: the record before this one could not be read, or was lost, and no generation has
     begun since: a state exists, but it is not known which.
     """
