@@ -648,14 +648,12 @@ class Membership:
     def _counting_states_of(self, chip: Chip) -> tuple[tuple[int, int], ...]:
         """Return the states that a chip holds; with tiles, without those of steps before the last.
 
-        Without tiles one worker's word is enough for that. What a generation read from a checkpoint
-        counts though it is of an earlier step: the steps after it were given up.
+        Without tiles one worker's word is enough for that.
         """
         found = self.history.states_of(self.workers[chip].status)
         if self._tile is None:
             return found
-        last, latest = self.history.step, self.history.latest
-        return tuple(each for each in found if each[1] >= last or each[0] > latest)
+        return tuple(each for each in found if each[1] >= self.history.step)
 
     def _begin_when_ready(self, now: float) -> Go | None:
         """Return the go message once every member is ready, else None."""
