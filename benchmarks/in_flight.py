@@ -29,7 +29,7 @@ from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.planning.catalogue import Catalogue, CollectiveCall, payload_class, proved_schedule
 from meshmend.planning.plan import AUTO
-from meshmend.planning.settings import Settings
+from meshmend.planning.settings import SMALL_WINDOW_BYTES, Settings
 from meshmend.schedule.table import Collective
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -124,7 +124,9 @@ def _process_group(name: str, mesh: Mesh, participant: Participant) -> Any:
         )
     if name == "gloo":
         return dist.group.WORLD
-    settings = Settings(mesh, bind=participant.addresses[participant.rank][0])
+    bind, _ = participant.addresses[participant.rank]
+    # As a job with --testbed has it: without a fabric nobody else knows that the links are slow.
+    settings = Settings(mesh, bind=bind, window_bytes=SMALL_WINDOW_BYTES)
     return dist.new_group(backend="meshmend", pg_options=settings)
 
 
