@@ -240,6 +240,22 @@ def test_a_chip_that_computes_wrong_numbers_leaves_alone_and_the_others_of_its_h
     assert (found.steps, found.lost, found.repeated, found.faults) == (40, 0, 0, ())
 
 
+def test_a_chip_without_which_the_job_ends_says_so_on_its_own_host(job: TwoHosts) -> None:
+    """Its board is not whole, so it waits until the others have finished."""
+    coordinator = job.coordinator("--board", "2x1", "--set", "timing.gather=1")
+    agents = [job.agent("left", "2x1@0,0"), job.agent("right", "0,1")]
+    until(lambda: "0,1 waiting" in coordinator.err, why=lambda: coordinator.err)
+    (job.folder / "gate").touch()
+
+    assert [agent.end() for agent in agents] == [0, 0], [agent.err for agent in agents]
+    assert coordinator.end() == 0
+    assert agents[0].err == ""
+    assert agents[1].err.splitlines() == [
+        "[0,1] the job ended without chip (0, 1), which has no state: its "
+        "board must be complete, but (1, 1) is missing"
+    ]
+
+
 def test_a_job_that_is_restarted_as_a_whole_begins_again_if_it_has_no_checkpoint(
     job: TwoHosts,
 ) -> None:

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from meshmend.config import Timing
 from meshmend.membership.coordinator import Coordinator
+from meshmend.membership.events import HistoryDropped
 from meshmend.membership.generation import Generation, Seat
 from meshmend.membership.history import BegunGeneration, CoordinatorRecord, History
 from meshmend.membership.job import JobSpec
@@ -16,13 +17,18 @@ from meshmend.membership.messages import (
     FRESH,
     Absent,
     AskMemory,
+    CutLink,
     Failed,
+    Finish,
     Go,
     Heartbeat,
     Hello,
+    MendLink,
     Message,
     NewGeneration,
     Observe,
+    Observed,
+    Over,
     Refused,
     Repaired,
     Status,
@@ -94,6 +100,102 @@ def test_a_link_that_is_mended_as_soon_as_it_is_cut_gets_a_new_generation() -> N
 
     assert after is not None
     assert after.epoch(one, other) > before.epoch(one, other)
+
+
+def test_a_link_that_the_user_has_cut_is_not_tried_by_the_next_coordinator_either() -> None:
+    """The record tells it: the workers know that the link is cut, but not by whom."""
+    one, other = MESH.live
+    link = Link.between(one, other)
+    sent, kept = Sent(), list[CoordinatorRecord]()
+    coordinator = Coordinator(JobSpec("ours", MESH, (1, 1), TIMING), sent, keep=kept.append)
+    coordinator.opened(9, "launcher", 0.0)
+    coordinator.received(9, Observe("ours"), 0.0)
+    for number, chip in enumerate(MESH.live):
+        coordinator.opened(number, "worker", 0.0)
+        coordinator.received(number, hello(chip), 0.0)
+    coordinator.tick(1.0)
+    begin_generation(coordinator, sent, {0: Status(), 1: Status()}, 1.0)
+    coordinator.received(9, CutLink(link), 2.0)
+    lost = {0: Status(1, state_version=1, lost=(other,)), 1: Status(1, state_version=1)}
+    for number, status in lost.items():
+        coordinator.received(number, StatusChanged(status), 2.0)
+    coordinator.tick(3.0)
+    coordinator.tick(4.0)
+    memory = begin_generation(coordinator, sent, lost, 4.0)
+    assert memory.chips == (one,)
+
+    sent = Sent()
+    coordinator = Coordinator(
+        JobSpec("ours", MESH, (1, 1), TIMING), sent, history=History(kept[-1]), keep=kept.append
+    )
+    coordinator.opened(9, "launcher", 10.0)
+    coordinator.received(9, Observe("ours"), 10.0)
+    number = memory.number
+    member = hello(one, Status(number, ready=True, state_version=number))
+    coordinator.opened(0, "worker", 10.0)
+    coordinator.received(0, structs.replace(member, memory=memory), 10.0)
+    coordinator.opened(1, "worker", 10.0)
+    waits = hello(other, Status(1, state_version=1))
+    coordinator.received(1, structs.replace(waits, memory=memory), 10.0)
+
+    def formed_until(now: int, then: int) -> list[Generation]:
+        for second in range(now, then):
+            for each in (0, 1):
+                coordinator.received(each, Heartbeat(number, 0), float(second))
+            coordinator.tick(float(second))
+        return [each.generation for each in sent.messages[0] if isinstance(each, NewGeneration)]
+
+    assert all(each.chips == (one,) for each in formed_until(10, 1000))
+    coordinator.received(9, MendLink(link), 1000.0)
+    assert formed_until(1000, 1010)[-1].chips == (one, other)
+
+
+def test_a_chip_whose_steps_are_lost_is_refused_after_the_end_and_one_that_was_late_is_not() -> (
+    None
+):
+    """Its exit code says so: those steps were led by a coordinator that this one knows not of."""
+    sent = Sent()
+    coordinator = Coordinator(JobSpec("ours", MESH, (1, 1), TIMING), sent)
+    for number, chip in enumerate(MESH.live):
+        coordinator.opened(number, "worker", 0.0)
+        coordinator.received(number, hello(chip), 0.0)
+    coordinator.tick(1.0)
+    generation = begin_generation(coordinator, sent, {0: Status(), 1: Status()}, 1.0)
+    coordinator.closed(1, "cut off", 2.0)
+    coordinator.opened(9, "launcher", 3.0)
+    coordinator.received(9, Observe("ours"), 3.0)
+    coordinator.received(9, Finish(), 3.0)
+
+    ours = Status(1, state_version=1, step=7, term=generation.term)
+    for number, status in ((2, ours), (3, structs.replace(ours, term=generation.term - 1))):
+        coordinator.opened(number, "worker", 4.0)
+        known = structs.replace(hello((0, 1), status), memory=generation)
+        coordinator.received(number, known, 4.0)
+
+    assert sent.messages[2] == [Wait("the job was over before it came back"), Over()]
+    assert sent.messages[3] == [
+        Refused("the job is over, and chip (0, 1) has step 7 of another history, which is lost")
+    ]
+    dropped = [each.event for each in sent.messages[9] if isinstance(each, Observed)]
+    assert HistoryDropped(generation.term - 1, 7, (0, 1)) in dropped
+
+
+def begin_generation(
+    coordinator: Coordinator, sent: Sent, statuses: dict[int, Status], now: float
+) -> Generation:
+    """Let the members of the generation that was formed last be up to date in it; return it."""
+    made = [each for each in sent.messages[0] if isinstance(each, NewGeneration)][-1].generation
+    for number, status in statuses.items():
+        if MESH.live[number] in made.chips:
+            ready = structs.replace(status, generation=made.number, ready=True, lost=())
+            coordinator.received(number, StatusChanged(ready), now)
+    coordinator.tick(now)
+    assert any(isinstance(each, Go) and each.generation == made.number for each in sent.messages[0])
+    for number in statuses:
+        if MESH.live[number] in made.chips:
+            begun = Status(made.number, ready=True, state_version=made.number)
+            coordinator.received(number, StatusChanged(begun), now)
+    return made
 
 
 def test_the_number_of_a_generation_is_kept_before_anybody_hears_of_it() -> None:

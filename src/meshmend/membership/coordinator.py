@@ -290,10 +290,12 @@ class Coordinator:
         match message:
             case messages.CutLink(link=link):
                 self._membership.cut_on_purpose(link)
+                self._keep(self._history.record)  # the next coordinator must not try it either
                 for one, other in ((link.first, link.second), (link.second, link.first)):
                     self._send_to((one,), messages.Sever(other))
             case messages.MendLink(link=link):
                 self._membership.mend(link, self._now)
+                self._keep(self._history.record)
             case messages.Absent(chip=chip):
                 self._membership.stop_awaiting(chip)
             case messages.Repaired(chip=chip):
@@ -348,6 +350,11 @@ class Coordinator:
             self._close(connection, messages.TryLater(self.failure))
             return
         if self._membership.is_over:
+            if self._history.is_committed and not self._history.contains(hello.status):
+                self._tell_dropped(chip, hello.status)
+                lost = f"chip {chip} has step {hello.status.step} of another history, which is lost"
+                self._refuse(connection, f"the job is over, and {lost}")
+                return
             is_member = hello.status.finished and self._history.is_holder(hello.status)
             if not is_member:  # else it would think that it was a member
                 self._send(connection, messages.Wait("the job was over before it came back"))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from meshmend.membership.generation import Generation, GenerationNumber, Term, term_after
 from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import FRESH, StateVersion, Status
-from meshmend.topology.failures import Chip
+from meshmend.topology.failures import Chip, Link
 from meshmend.transport.codec import Count, Value
 from meshmend.transport.listener import Address
 
@@ -78,6 +78,7 @@ class CoordinatorRecord(Value, frozen=True, tag_field="kind", tag="coordinator")
     workers only name it.
     `is_unknown`: the record before this one could not be read, or was lost, and no generation has
     begun since: a state exists, but it is not known which.
+    `cut_on_purpose`: the links that the user has cut and not mended.
     """
 
     job: str
@@ -90,6 +91,7 @@ class CoordinatorRecord(Value, frozen=True, tag_field="kind", tag="coordinator")
     lineage: tuple[tuple[Term, GenerationNumber], ...] = ()
     is_unknown: bool = False
     formed: Generation | None = None
+    cut_on_purpose: tuple[Link, ...] = ()
 
 
 @dataclass

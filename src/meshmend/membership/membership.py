@@ -99,7 +99,6 @@ class Membership:
         self.workers: dict[Chip, ConnectedWorker] = {}
         self._broken_at_start = mesh.failed_links
         self._cut: set[Link] = set(mesh.failed_links)
-        self._cut_on_purpose: set[Link] = set()
         self._retry_s = _FIRST_RETRY_S
         self._retry_at: float | None = None  # set while links that are cut leave live chips out
         self._retried_at = -math.inf
@@ -190,14 +189,22 @@ class Membership:
 
     def cut_on_purpose(self, link: Link) -> None:
         """Do not try a link again, once it is cut, before it is mended: the user has cut it."""
-        self._cut_on_purpose.add(link)
+        self._note_on_purpose(self._cut_on_purpose | {link})
 
     def mend(self, link: Link, now: float) -> None:
         """Use a link again that was cut."""
-        self._cut_on_purpose.discard(link)
+        self._note_on_purpose(self._cut_on_purpose - {link})
         if link in self._cut:
             self._use_again(link)
             self._changes.add(f"{link} is back", now)
+
+    @property
+    def _cut_on_purpose(self) -> frozenset[Link]:
+        return frozenset(self.history.record.cut_on_purpose)
+
+    def _note_on_purpose(self, links: frozenset[Link]) -> None:
+        links_in_order = tuple(sorted(links))
+        self.history.record = structs.replace(self.history.record, cut_on_purpose=links_in_order)
 
     def _use_again(self, link: Link) -> None:
         self._cut.discard(link)

@@ -271,6 +271,8 @@ class WorkerLoop:
                 if news.is_over:
                     self.is_over = True
                     self.was_waiting = bool(news.wait) or self.state_version == FRESH
+                    if self.was_waiting:
+                        self._tell_of_end(news.wait)
                 elif news.generation is not None:
                     after = news.generation.number
                     if self._enter(news.generation):
@@ -286,6 +288,16 @@ class WorkerLoop:
         """Wait until all chips have finished; if the mesh changes before that, recover."""
         self._coordination.tell(self._status(is_ready=True))
         self.recover(after=self.number)
+
+    def _tell_of_end(self, why: str) -> None:
+        """Tell the user that the job has ended without this worker: nobody else may look here.
+
+        Its exit code is 0: what it did counts, or was done again by the others.
+        """
+        is_empty = self.state_version == FRESH
+        held = "no state" if is_empty else f"the state after step {self._replica.step_number}"
+        because = f": {why}" if why else ""
+        _log.warning("the job ended without chip %s, which has %s%s", self._chip, held, because)
 
     def _status(self, *, is_ready: bool, lost: Iterable[Chip] = ()) -> Status:
         number = self._peers.generation_number

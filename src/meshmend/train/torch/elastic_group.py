@@ -576,7 +576,6 @@ class ElasticGroup:
                 self._expect_change(error)
             loop.recover(after=loop.number)
         if loop.was_waiting:
-            _log.info("chip %s has no part in the end of the job", self._environment.chip)
             self._close()
             sys.exit(0)
 
