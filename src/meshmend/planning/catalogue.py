@@ -18,12 +18,14 @@ then: they need no search.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshmend.errors import MeshmendError
 from meshmend.planning.colour_search import quick_colours
 from meshmend.planning.exchange_prices import REGIONS
 from meshmend.planning.owner_search import is_ring_faster
@@ -330,6 +332,16 @@ class Catalogue:
         if key not in self._tasks:
             self._tasks[key] = self._make(kind, n_elements, dtype, op)
         return self._tasks[key]
+
+    def plan_alike(self, mesh: Mesh) -> None:
+        """Plan for another mesh what was asked for on this one, so that it is there when needed.
+
+        What cannot be planned is told to whoever asks for it there.
+        """
+        for kind, class_bytes in list(self._programs):  # others may add to it
+            if kind == CollectiveCall(kind.name):  # roots and tiles may be gone there
+                with suppress(MeshmendError):
+                    proved_schedule(mesh, self._algorithm, kind, class_bytes)
 
     @property
     def sum_sizes(self) -> SumSizes:

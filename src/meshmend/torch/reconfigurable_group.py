@@ -295,13 +295,14 @@ class ReconfigurableGroup(MeshmendGroup):
         """Return the transport of the new group when all of its ranks are here."""
         has_order = chips == settings.mesh.live
         if not has_order or settings.transport != "sockets":
-            self._meet(place, number, _Arrival(digest), chips)
+            self._meet(place, number, _Arrival(digest), chips, settings.mesh)
             return transport_of(place, settings, chips) if has_order else NoTransport()
         # Calls for a group that was left already prove another secret.
         secret = hmac.digest(self._secret, f"{number} {digest}".encode(), "sha256")
         listening = listening_transport(place.group_rank, chips, settings, secret)
         try:
-            arrivals = self._meet(place, number, _Arrival(digest, listening.address), chips)
+            arrived = _Arrival(digest, listening.address)
+            arrivals = self._meet(place, number, arrived, chips, settings.mesh)
         except BaseException:
             listening.close()
             raise
@@ -309,7 +310,7 @@ class ReconfigurableGroup(MeshmendGroup):
         return SocketTensorTransport(listening, addresses, secret)
 
     def _meet(
-        self, place: Any, number: int, mine: _Arrival, chips: Sequence[Chip]
+        self, place: Any, number: int, mine: _Arrival, chips: Sequence[Chip], mesh: Mesh
     ) -> list[_Arrival]:
         """Return what the ranks say when all are here, each with the same handles."""
         store, timeout = place.meeting, place.timeout
@@ -320,6 +321,9 @@ class ReconfigurableGroup(MeshmendGroup):
                 f"reconfigure needs a new uuid each time, but {number} was already used; give all "
                 "ranks another, and the same handles"
             )
+        # While the others come, what was called so far is planned: most jobs call it again.
+        if chips == mesh.live:
+            self._catalogue.plan_alike(mesh)
         arrivals: list[_Arrival] = []
         # Rank 0 first: if it used this uuid before, its value is there at once.
         for wanted in filter(None, (keys[:1], keys[1:])):
