@@ -17,6 +17,7 @@ from meshmend.train.state.checkpoint import (
     complete_steps,
     load,
     newest_complete,
+    owner_of,
     prune,
     read_step,
     save_shard,
@@ -153,6 +154,12 @@ def mix(files: list[Path]) -> Path:
     return files[1].parent
 
 
+def replace_by_a_device(files: list[Path]) -> Path:
+    files[1].unlink()
+    files[1].symlink_to(os.devnull)
+    return files[1]
+
+
 def empty(files: list[Path]) -> Path:
     for file in files:
         file.unlink()
@@ -168,6 +175,7 @@ def empty(files: list[Path]) -> Path:
         (remove, "it has 2 of 3 shards; shard-001-of-003.safetensors is missing"),
         (swap, "its name is wrong: it holds step 200, shard 2 of 3"),
         (mix, "chip of shard 1 had another state than the others"),
+        (replace_by_a_device, "it is no file"),
         (empty, "it has no shards"),
     ],
 )
@@ -185,6 +193,24 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     ((path, why),) = named
     assert path == broken
     assert reason in why
+
+
+def test_a_folder_named_for_a_step_that_no_job_can_have_is_left_alone(tmp_path: Path) -> None:
+    save(tmp_path, {"weight": torch.ones(8)}, step=100, n_shards=1)
+    (tmp_path / "step-99999999999999999999").mkdir()
+    (tmp_path / "step-99999999999999999999" / "shard-000-of-001.safetensors").write_bytes(b"")
+
+    assert complete_steps(tmp_path) == [100]
+    assert loaded(tmp_path).step == 100
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "\0"])
+def test_a_folder_that_does_not_say_whose_it_is_belongs_to_nobody(
+    tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "run.json").write_text(text)
+
+    assert owner_of(tmp_path) is None
 
 
 def test_a_step_saved_again_by_fewer_chips_is_read_from_those(tmp_path: Path) -> None:

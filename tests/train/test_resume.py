@@ -1,5 +1,6 @@
 """Resuming: what fits goes on, what does not is refused in one sentence with both values."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,13 @@ import pytest
 import torch
 
 from meshmend.errors import InputError
-from meshmend.train.state.checkpoint import save_shard
+from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.data.samples import Order
+from meshmend.train.state.checkpoint import Saving, save_shard
 from meshmend.train.state.resume import resumable
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.job import Job
+from meshmend.train.torch.job_record import JobRecord, SampleTerms
 
 DATA = [(torch.ones(3), torch.zeros(1))] * 12
 
@@ -75,6 +79,65 @@ def test_damage_of_the_newest_is_told_and_the_one_before_taken_up(
     assert found.step == 30
     (record,) = caplog.records
     assert "shard-001-of-002.safetensors is not used: it does not begin" in record.getMessage()
+
+
+def test_a_job_with_tiles_tells_the_damage_of_the_newest_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path, 30)
+    saved(tmp_path, 60)[1].write_bytes(b"no more")
+    terms = SampleTerms(Order(12, 0), batch=8, steps=90, samples=lambda: "")
+
+    record = JobRecord(WorkerEnvironment(), terms, resume=tmp_path)
+    record.resumed()
+
+    assert record.saved_step == 30
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert "shard-001-of-002.safetensors is not used: it does not begin" in line
+
+
+def lacks_a_shard(folder: Path) -> None:
+    saved(folder, 60)[1].unlink()
+
+
+def is_a_file(folder: Path) -> None:
+    folder.write_text("")
+
+
+def leads_nowhere(folder: Path) -> None:
+    folder.symlink_to(folder.with_name("disk that is not mounted"))
+
+
+def is_empty(folder: Path) -> None:
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lacks_a_shard,
+            "of step 60, it has 1 of 2 shards; shard-001-of-002.safetensors is missing",
+        ),
+        (is_a_file, "it cannot be read: Not a directory"),
+        (leads_nowhere, "it cannot be read: No such file or directory"),
+        (is_empty, ""),
+        (lambda folder: None, ""),
+    ],
+)
+def test_a_job_that_begins_anew_says_why_it_does_not_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None], told: str
+) -> None:
+    folder = tmp_path / "checkpoints"
+    make(folder)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    job = Job(model, optimizer, DATA, batch=8, steps=90, saving=Saving(folder, 30), resume="auto")
+
+    assert job.step_number == 0
+    words = f'resume="auto" found no complete checkpoint in {folder}: {told}'
+    assert [each.getMessage() for each in caplog.records] == ([words] if told else [])
 
 
 def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Path) -> None:

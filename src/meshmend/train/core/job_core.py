@@ -47,7 +47,12 @@ from meshmend.train.data.samples import Indices, Share
 from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
 from meshmend.train.state.comparison import Seen
 from meshmend.train.state.digest import total_of
-from meshmend.train.state.resume import folder_owner, folder_to_resume, resumable
+from meshmend.train.state.resume import (
+    folder_owner,
+    folder_to_resume,
+    resumable,
+    tell_of_new_beginning,
+)
 from meshmend.train.state.shards import Origin
 from meshmend.train.state.state_tree import Framework
 
@@ -114,6 +119,8 @@ class JobCore:
         self.calls: SharedCalls | None = None
         if resume is not None:
             self._resume(resume)
+        else:
+            tell_of_new_beginning(settings.resume, settings.saving)
         if self._environment.identity is None:
             _refuse_one_of_many()
             self._sums = StepSums(learner, None, self._before_sum)

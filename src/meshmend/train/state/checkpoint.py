@@ -49,7 +49,7 @@ from meshmend.train.state.shards import (
 )
 from meshmend.train.state.state_tree import AS_BYTES, Framework
 
-_STEP = re.compile(r"step-(\d{8,})")
+_STEP = re.compile(r"step-(\d{8,15})")  # a job has at most 2^53 steps
 _SHARD = re.compile(r"shard-(\d{3,})-of-(\d{3,})(?:\.(\d+)-(\d+))?(\.safetensors|\.pt|\.bin)")
 _GONE, _OWNER = ".gone-", "run.json"
 _DOUBTFUL: Final = "doubtful-"
@@ -267,6 +267,8 @@ def _read(files: list[Path], step: int, framework: Framework) -> Loaded | Damage
         )
     shards: list[Shard] = []
     for number, file in enumerate(files):
+        if file.exists() and not file.is_file():
+            return Damage(file, "it is no file")  # who reads a pipe waits for ever
         try:
             shard = read_shard(np.fromfile(file, dtype=np.uint8))
         except (CheckpointDamageError, OSError) as error:
@@ -353,7 +355,7 @@ def owner_of(folder: Path) -> str | None:
     """Return the run whose checkpoints a folder holds, or None if it does not say."""
     try:
         return str(json.loads((folder / _OWNER).read_text(encoding="utf-8"))["run"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -403,6 +405,17 @@ def newest_complete(
         if step not in without and any(complete_sets(folder, step)):
             return step
     return None
+
+
+def why_none_complete(folder: Path) -> str:
+    """Return why no step of a folder is complete; empty if the folder has none, or is not there."""
+    try:
+        next(folder.iterdir(), None)
+    except OSError as error:
+        is_absent = isinstance(error, FileNotFoundError) and not folder.is_symlink()
+        return "" if is_absent else f"it cannot be read: {why_unwritten(error)}"
+    steps = steps_in(folder)
+    return f"of step {steps[-1]}, {what_is_missing(folder, steps[-1])}" if steps else ""
 
 
 def step_folder(folder: Path, step: int) -> Path:

@@ -6,19 +6,21 @@ checkpoint's last one, so no sample is lost or used twice.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from meshmend.errors import ResumeError
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import (
+    Damage,
     FolderOwner,
     Loaded,
     Saving,
     complete_steps,
     new_owner,
     newest_complete,
+    why_none_complete,
 )
 from meshmend.train.state.digest import leaves_of
 from meshmend.train.state.shards import State
@@ -51,6 +53,18 @@ def folder_to_resume(resume: Resume, saving: Saving | None) -> Path | None:
             "saving=Saving(folder, every=...)"
         )
     return saving.folder if complete_steps(saving.folder) else None
+
+
+def tell_of_new_beginning(resume: Resume, saving: Saving | None) -> None:
+    """Log why a job with `resume="auto"` begins anew, unless its folder is empty or not there."""
+    if resume == AUTO and saving is not None and (why := why_none_complete(saving.folder)):
+        _log.warning('resume="auto" found no complete checkpoint in %s: %s', saving.folder, why)
+
+
+def tell_of_damage(damage: Iterable[Damage]) -> None:
+    """Log which files of checkpoints are not used, and why."""
+    for path, why in damage:
+        _log.warning("checkpoint %s is not used: %s", path, why)
 
 
 def folder_owner(
@@ -88,8 +102,7 @@ def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -
             f"resume needs a checkpoint in {folder} that can be read, but {found}; "
             'resume="auto" begins anew where there is none'
         )
-    for path, why in damage:
-        _log.warning("checkpoint %s is not used: %s", path, why)
+    tell_of_damage(damage)
     if loaded.step > steps:
         raise ResumeError(
             f"the checkpoint is at step {loaded.step}, but the job ends at step {steps}; "

@@ -18,7 +18,14 @@ from meshmend.train.data.samples import Order
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import Damage, Loaded, Saving
 from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
-from meshmend.train.state.resume import Resume, check_progress, folder_owner, folder_to_resume
+from meshmend.train.state.resume import (
+    Resume,
+    check_progress,
+    folder_owner,
+    folder_to_resume,
+    tell_of_damage,
+    tell_of_new_beginning,
+)
 from meshmend.train.state.shards import Origin
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.group_state import GroupState
@@ -56,6 +63,8 @@ class JobRecord:
         self._environment, self.terms = environment, terms
         self.ledger = Ledger(None, environment.chip)
         self._resume = folder_to_resume(resume, saving)
+        if self._resume is None:
+            tell_of_new_beginning(resume, saving)
         self._owner = folder_owner(saving, self._resume, environment.run_id)
         failures = WriteFailures(environment)
         self.writer = CheckpointWriter(saving, TORCH, failures, environment, self._owner)
@@ -72,7 +81,9 @@ class JobRecord:
         """
         if self._resume is None or self.terms is None:
             return None
-        state = _whole(self._resume, *checkpoint.load(self._resume, TORCH)).state
+        loaded, damage = checkpoint.load(self._resume, TORCH)
+        state = _whole(self._resume, loaded, damage).state
+        tell_of_damage(damage)
         progress = state["progress"]
         check_progress(progress, self.terms.progress)
         self.saved_step, self.loss = int(progress["step"]), progress["loss"] or 0.0
