@@ -85,9 +85,9 @@ def simulate(
     )
 
 
-def first_problem(seeds: Iterable[int], run_of: RunOf = simulate) -> Run | None:
-    """Return the first run of some seeds that went wrong."""
-    return next((run for run in map(run_of, seeds) if run.problem), None)
+def problems(seeds: Iterable[int], run_of: RunOf = simulate) -> Iterator[Run]:
+    """Yield the runs of some seeds that went wrong."""
+    return (run for run in map(run_of, seeds) if run.problem)
 
 
 def check_caught(
@@ -98,7 +98,7 @@ def check_caught(
     Raises:
         AssertionError: none does, or with another problem, or the flaw no longer fits the protocol.
     """
-    caught = first_problem([*range(first, n_seeds), *range(first)], run_of)
+    caught = next(problems([*range(first, n_seeds), *range(first)], run_of), None)
     assert caught is not None
     assert not caught.problem.startswith("TypeError"), "the mutant no longer fits the protocol"
     assert problem in caught.problem
