@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from commanding import Ended, import_sharding, meshmend_run
+from meshmend.train.data.audit import audit
 
 STEPS = 24
 GATE = 16  # a step that waits until all tiles are there again
@@ -89,11 +90,13 @@ def loop(
     return script
 
 
-def elastic(script: Path, *faults: str, mesh: str) -> Ended:
+def elastic(script: Path, *faults: str, mesh: str, run_dir: Path | None = None) -> Ended:
+    """Run a job; with `run_dir`, its ledgers stay there, with a hash of each step."""
     patience = ("--set", "timing.heartbeat_timeout=60")  # on a busy machine chips may be silent
     inject = [word for fault in faults for word in ("--inject", fault)]
+    checks = ("--set", "job.check_every_step=true", "--run-dir", run_dir) if run_dir else ()
     import_sharding()
-    return meshmend_run("--elastic", "--mesh", mesh, *patience, *inject, script)
+    return meshmend_run("--elastic", "--mesh", mesh, *patience, *inject, *checks, script)
 
 
 def undisturbed_losses() -> list[float]:
@@ -160,6 +163,28 @@ def test_a_step_that_only_some_chips_have_done_counts_if_all_of_its_state_is_the
 
     assert check_losses(ended)[STEPS] == {1}
     assert f"generation 2: 2 chips from step {begins} on" in ended.stderr
+
+
+def test_a_step_that_counts_when_the_next_generation_begins_is_seen_like_any_other(
+    tmp_path: Path,
+) -> None:
+    """All chips have done step 9 when one of them dies. The next one waits for its repair."""
+    end = f"""if step == 8:
+            once(f"done {{chip}}")
+            while chip == "0,1" and not all(
+                (Path({str(tmp_path)!r}) / f"done 0,{{at}}").exists() for at in (0, 2, 3)
+            ):
+                time.sleep(0.01)
+            if chip == "0,1" and once("died"):
+                os._exit(9)"""
+    script = loop(tmp_path, tile="1x2", n_tiles=2, gate=9, at_the_end=end)
+    run_dir = tmp_path / "run"
+
+    ended = elastic(script, "repair 0,1 at 9", mesh="1x4", run_dir=run_dir)
+
+    assert check_losses(ended)[STEPS] == {2}
+    assert "generation 2: 2 chips from step 9 on" in ended.stderr
+    assert audit(run_dir / "ledger").hashed == STEPS
 
 
 @pytest.mark.slow

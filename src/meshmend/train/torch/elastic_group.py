@@ -422,8 +422,6 @@ class ElasticGroup:
             return
         self._links = exchange.found_speeds(self._links)
         self._count(self.step_number + 1, loop.number)
-        if self._environment.settings.check_every_step:
-            self._write_state_hash()
         loop.note_step()
         is_first, self._reported = self._reported != loop.number, loop.number
         if is_first or exchange.rank == 0:
@@ -442,6 +440,8 @@ class ElasticGroup:
         self._step.count()
         self.step_number = step
         self._record.ledger.write_done(step, generation, self._record.position(step))
+        if self._environment.settings.check_every_step:
+            self._write_state_hash()
 
     def _report(self, generation: int, *, is_first: bool, leads: bool) -> None:
         """Report a step to the observers."""
