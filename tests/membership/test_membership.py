@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshmend.config import Timing
 from meshmend.membership.generation import Generation
+from meshmend.membership.history import CoordinatorRecord, History
+from meshmend.membership.job import JobFingerprint
 from meshmend.membership.membership import Decision, Membership, PendingChanges
 from meshmend.membership.messages import FRESH, Status
-from meshmend.topology.failures import Chip, Link
+from meshmend.topology.failures import Chip, Link, parse_link
 from meshmend.topology.graph import components
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
@@ -402,6 +405,46 @@ def test_a_link_that_the_user_has_cut_is_not_tried_again_before_it_is_mended() -
     assert all(membership.decide(float(now)) == Decision() for now in range(20, 9000))
     membership.mend(link, 9000.0)
     assert next_generation(membership, 9000.0)[1] == 2
+
+
+OF_TILES = JobFingerprint("1", 0, 0, 0, "", "", "", 0, "", tile="1x2")
+
+
+def tiles_in_a_row(*gone: Chip) -> Membership:
+    """A job of four chips in a row, in tiles of two, that train; without those that are gone."""
+    record = CoordinatorRecord("ours", fingerprint=OF_TILES)
+    mesh = replace(parse_mesh("1x4"), failed=frozenset(gone))
+    membership = Membership(mesh, Timing(), board=(1, 1), history=History(record))
+    for chip in mesh.live:
+        membership.arrive(chip, ("host", 1), status=Status(), memory=None, now=0.0)
+    next_generation(membership, 0.0)
+    return membership
+
+
+@pytest.mark.parametrize(
+    "link", ["link:0,1-0,2", "link:0,2-0,3"], ids=["between tiles", "inside a tile"]
+)
+def test_a_link_that_keeps_a_tile_apart_is_tried_again(link: str) -> None:
+    membership = tiles_in_a_row()
+    membership.cut(parse_link(link), 10.0)
+    cut_at, n_alone = next_generation(membership, 10.0)
+    now, n_together = next_generation(membership, cut_at)
+
+    assert (n_alone, n_together) == (2, 4)
+    assert now - cut_at == pytest.approx(60.0, abs=2.0)
+
+
+def test_a_link_to_chips_that_have_no_whole_tile_is_not_tried_before_they_have() -> None:
+    """A try would stop the others in vain."""
+    membership = tiles_in_a_row((0, 3))
+    membership.cut(parse_link("link:0,1-0,2"), 10.0)
+    assert next_generation(membership, 10.0)[1] == 2
+
+    assert all(membership.decide(float(now)) == Decision() for now in range(11, 9000))
+    membership.arrive((0, 3), ("host", 1), status=Status(), memory=None, now=9000.0)
+    now, n_together = next_generation(membership, 9000.0)
+    assert now <= 9070.0
+    assert n_together == 4
 
 
 def test_nothing_is_decided_any_more_when_all_is_over() -> None:

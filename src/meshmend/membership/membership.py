@@ -502,39 +502,62 @@ class Membership:
                 self._retry_s = _FIRST_RETRY_S
             self._retry_at = now + self._retry_s
         elif now >= self._retry_at:
-            self._retry_at, self._retried_at = None, now
+            self._retry_at = None
+            if not (useful := self._useful(links)):
+                return
+            self._retried_at = now
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
-            for link in sorted(links):
+            for link in sorted(useful):
                 self._use_again(link)
                 self._changes.add(f"{link} is tried again", now)
 
     def _links_to_retry(self) -> set[Link]:
-        """Return the links cut since the start that would join chips which wait to the members.
+        """Return the links cut since the start that may keep chips which wait from the members.
 
-        None in a job with tiles: there, what chips wait for is a whole tile.
+        With tiles also those between chips that wait: they may lack a link inside their own tile.
         """
-        if self.generation is None or self._tile is not None:
+        if self.generation is None:
             return set()
         members = self.generation.seat_of
+        most = 1 if self._tile is None else 2
         apart = {
             link
             for link in self._cut - self._broken_at_start - self._cut_on_purpose
-            if (link.first in members) != (link.second in members)
+            if 0 < (link.first not in members) + (link.second not in members) <= most
         }
         able = self._eligible() if apart else set()
         return {link for link in apart if {link.first, link.second} <= able}
+
+    def _useful(self, links: set[Link]) -> set[Link]:
+        """Return those of some links that would bring chips which wait among the members.
+
+        With tiles that are none if the chips would have no place in a whole tile: a try would stop
+        the others in vain.
+        """
+        if self._tile is None:
+            return links
+        assert self.generation is not None
+        part = self._largest_part_with(links)
+        if not part - self.generation.seat_of.keys():
+            return set()
+        return {link for link in links if {link.first, link.second} <= part}
+
+    def _largest_part_with(self, links: set[Link]) -> frozenset[Chip]:
+        """Return the part that could go on if some links that are cut were used again."""
+        before, self._cut = self._cut, self._cut - links
+        part = self._largest_part(self._eligible())
+        self._cut = before
+        return part
 
     def _part_across_cuts(self) -> frozenset[Chip]:
         """Return the part that could go on if links that failed since the start are tried again.
 
         Without tiles a single chip can go on. But a tile waits for a link that has failed once.
         """
-        before, suspects = set(self._cut), self._cut - self._broken_at_start
+        suspects = self._cut - self._broken_at_start
         if self._tile is None or not self.workers or not suspects:
             return frozenset()
-        self._cut -= suspects
-        part = self._largest_part(self._eligible())
-        self._cut = before
+        part = self._largest_part_with(suspects)
         for link in suspects:
             if {link.first, link.second} <= part:
                 self._use_again(link)
