@@ -1,4 +1,4 @@
-"""The log of a run: a full disk ends the files, not the run."""
+"""The log of a run: a full disk neither ends the run nor loses an event of it."""
 
 import errno
 import logging
@@ -66,4 +66,29 @@ def test_on_a_full_disk_all_lines_are_still_there_and_one_line_says_so(
 
     assert found == lines(short_run())
     (record,) = caplog.records
-    assert "events.jsonl any more: No space left on device; training goes on" in record.message
+    assert "events.jsonl: No space left on device; training goes on" in record.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_once_a_full_disk_has_room_again_all_events_are_in_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    *events, last = short_run()
+    n_bytes = len("".join(lines(short_run()))) + 4096
+    with small_disk(tmp_path / "disk", n_bytes=n_bytes) as folder:
+        path, other = folder / "events.jsonl", folder / "other"
+        other.write_bytes(bytes(n_bytes // 2))
+        with closing(RunLog(path)) as log:
+            for timed in events:
+                log.add(timed)
+            n_before = path.read_text().count("\n")
+            os.truncate(other, 0)
+            log.add(last)
+            found = path.read_text()
+
+    assert 0 < n_before < len(events)
+    assert found == "".join(lines([*events, last]))
+    assert caplog.messages == [
+        f"cannot write to {path}: No space left on device; training goes on",
+        f"{path} has all events again",
+    ]

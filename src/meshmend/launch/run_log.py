@@ -1,9 +1,11 @@
 """Writes the events of a run to a file as they happen; a full disk never stops the run.
 
-Events that cannot be written are kept in memory, so that the run's summary has all of them, also if
-the file is deleted meanwhile. A run that goes on in its folder goes on in its file.
+Events that cannot be written are kept in memory until there is room again, so that file and summary
+have all of them. The summary has them also if the file is deleted meanwhile. A run that goes on in
+its folder goes on in its file.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -29,7 +31,8 @@ class EventSink(Protocol):
 class RunLog:
     """Writes events to a file and to a second sink.
 
-    When one of the two fails, that is logged once, and nothing more is written to it.
+    When one of the two fails, that is logged once. The file is tried again with each event; nothing
+    more is written to the sink.
     """
 
     def __init__(self, path: Path, sink: EventSink | None = None) -> None:
@@ -44,16 +47,17 @@ class RunLog:
             self._size = _whole_lines(self._stream)
             self._stream.truncate(self._size)  # a run that was killed may have left half a line
         except OSError as error:
-            self._give_up(error.strerror or str(error))
+            self._note_failure(error.strerror or str(error))
+            if self._stream is not None:  # nobody knows where its last whole line ends
+                self._stream.close()
+                self._stream = None
 
     def add(self, timed: TimedEvent) -> None:
         """Write an event to the file and the sink; keep it in memory if the disk is full."""
         line = event_line(timed)
         self.last_t = timed.t
-        if self._is_full:
-            self._in_memory.append(line)
-        else:
-            self._append(line)
+        self._in_memory.append(line)
+        self._write_out()
         if self._sink is not None:
             try:
                 self._sink.add(timed)
@@ -92,23 +96,32 @@ class RunLog:
             except OSError as error:
                 self._drop_sink(error)
 
-    def _append(self, line: str) -> None:
-        data = line.encode()
-        assert self._stream is not None, "lines are kept in memory without a file"
+    def _write_out(self) -> None:
+        """Write the lines in memory to the file, oldest first, as far as there is room."""
+        if self._stream is None:
+            return
+        n_written = 0
         try:
-            n_written = self._stream.write(data)
-            if n_written == len(data):
-                self._size += n_written
-                return
-            why = "No space left on device"
+            if self._is_full:
+                self._stream.truncate(self._size)  # the last line that was tried may be there half
+            for line in self._in_memory:
+                data = line.encode()
+                if self._stream.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._size += len(data)
+                n_written += 1
         except OSError as error:
-            why = error.strerror or str(error)
-        self._in_memory.append(line)
-        self._give_up(why)
+            self._note_failure(error.strerror or str(error))
+        else:
+            if self._is_full:
+                _log.warning("%s has all events again", self._path)
+            self._is_full = False
+        del self._in_memory[:n_written]
 
-    def _give_up(self, why: str) -> None:
+    def _note_failure(self, why: str) -> None:
+        if not self._is_full:
+            _log.error("cannot write to %s: %s; training goes on", self._path, why)
         self._is_full = True
-        _log.error("cannot write to %s any more: %s; training goes on", self._path, why)
 
     def _drop_sink(self, error: OSError) -> None:
         name = type(self._sink).__name__
