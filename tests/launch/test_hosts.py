@@ -329,7 +329,9 @@ def test_workers_with_other_arguments_are_refused_and_the_job_goes_on(job: OnLoo
     for words, other in others.items():
         wrong = job.worker("0,1", **other)
         assert wrong.end() == 1
-        assert wrong.err.splitlines()[-1] == f"meshmend: chip (0, 1) refused: {words}"
+        assert wrong.err.splitlines()[-1] == (
+            f"meshmend: chip (0, 1) refused: {words}, as on chip (0, 0)"
+        )
         assert f"chip (0, 1) refused: {words}" in coordinator.err
 
     workers += [job.worker(chip) for chip in ("0,1", "1,0", "1,1")]

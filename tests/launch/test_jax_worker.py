@@ -71,7 +71,8 @@ def test_a_jax_worker_is_killed_and_comes_back_and_one_of_torch_is_refused(
         wrong = worker("wrong", "0,1", "torch")
         assert wrong.end() == 1
         assert wrong.err.splitlines()[-1] == (
-            "meshmend: chip (0, 1) refused: framework is torch on that chip, but jax in this job"
+            "meshmend: chip (0, 1) refused: framework is torch on that chip, but jax in this job, "
+            "as on chip (0, 0)"
         )
         killed = worker("killed", "0,1")
         until(lambda: Path(f"{gate}-0,1").exists(), why=lambda: killed.err)

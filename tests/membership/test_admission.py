@@ -17,7 +17,7 @@ from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 
 MESH = Mesh((1, 4))
-SPEC = JobSpec("ours", MESH, (1, 1), Timing(gather_s=0.0))
+TIMING = Timing(gather_s=0.0)
 OURS = JobFingerprint(
     "0.1.0", 60, 16, 0, "constant", "2 parameters", "SGD(lr)", 500, "0123456789abcdef"
 )
@@ -29,10 +29,11 @@ def hello(chip: Chip, *, status: Status | None = None, **changes: Any) -> Hello:
     return replace(said, **changes)
 
 
-def admission(history: History | None = None) -> Admission:
+def admission(history: History | None = None, *, version: str = "") -> Admission:
     history = history or History(CoordinatorRecord("ours"))
-    membership = Membership(MESH, SPEC.timing, board=(1, 1), history=history)
-    return Admission(SPEC, history, membership)
+    membership = Membership(MESH, TIMING, board=(1, 1), history=history)
+    spec = JobSpec("ours", MESH, (1, 1), TIMING, version)
+    return Admission(spec, history, membership)
 
 
 def test_the_next_workers_are_compared_with_the_first() -> None:
@@ -41,7 +42,7 @@ def test_the_next_workers_are_compared_with_the_first() -> None:
 
     other = hello((0, 1), fingerprint=replace(OURS, steps=30))
     assert rules.why_refused(other) == (
-        "chip (0, 1) refused: steps is 30 on that chip, but 60 in this job"
+        "chip (0, 1) refused: steps is 30 on that chip, but 60 in this job, as on chip (0, 0)"
     )
     assert rules.why_refused(hello((0, 1))) == ""
     assert rules.why_refused(hello((0, 1), fingerprint=None)) == ""
@@ -58,7 +59,9 @@ def test_a_coordinator_that_is_started_again_compares_with_what_its_record_says(
 
     kept = history_of(record_text(history.record), history.record.job).record
     again = admission(History(kept))
-    assert "batch is 8" in again.why_refused(hello((0, 1), fingerprint=replace(OURS, batch=8)))
+    assert again.why_refused(hello((0, 1), fingerprint=replace(OURS, batch=8))) == (
+        "chip (0, 1) refused: batch is 8 on that chip, but 16 in this job, as its coordinator says"
+    )
     assert again.why_refused(hello((0, 1))) == ""
 
 
@@ -71,6 +74,28 @@ def test_a_first_worker_that_was_wrong_can_go_before_anything_has_begun() -> Non
     assert rules.why_refused(hello((0, 1))) == ""
 
 
+def test_a_first_worker_of_another_version_than_its_coordinator_is_refused_and_not_the_others() -> (
+    None
+):
+    rules = admission(version="0.2.0")
+    ours = replace(OURS, version="0.2.0")
+
+    assert rules.why_refused(hello((0, 0))) == (
+        "chip (0, 0) refused: meshmend's version is 0.1.0 on that chip, but 0.2.0 in this job, as "
+        "its coordinator says"
+    )
+    assert rules.why_refused(hello((0, 1), fingerprint=ours)) == ""
+
+
+def test_a_coordinator_of_another_version_goes_on_with_a_job_that_has_begun() -> None:
+    rules = admission(version="0.2.0")
+
+    holder = hello((0, 1), status=Status(5, True, 5, 40), memory=HELD)
+    assert rules.why_refused(holder) == ""
+    rules.admit(holder)
+    assert rules.why_refused(hello((0, 0))) == ""
+
+
 def test_a_worker_with_a_state_knows_better_than_a_new_one_that_came_first() -> None:
     rules = admission()
     rules.admit(hello((0, 0), fingerprint=replace(OURS, steps=30)))
@@ -78,7 +103,10 @@ def test_a_worker_with_a_state_knows_better_than_a_new_one_that_came_first() -> 
 
     assert rules.why_refused(holder) == ""
     assert rules.admit(holder) == (
-        ((0, 0), "chip (0, 0) refused: steps is 30 on that chip, but 60 in this job"),
+        (
+            (0, 0),
+            "chip (0, 0) refused: steps is 30 on that chip, but 60 in this job, as on chip (0, 1)",
+        ),
     )
     liar = replace(holder, chip=(0, 2), fingerprint=replace(OURS, steps=30))
     assert "steps is 30" in rules.why_refused(liar)

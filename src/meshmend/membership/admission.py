@@ -42,7 +42,7 @@ _START_ANEW: Final = "start its worker again, without that state"
 class Admission:
     """Keeps the hellos of the admitted workers and the fingerprint that later workers must match.
 
-    The job's fingerprint is that of its first worker. Once a generation has begun, it is fixed.
+    The job's fingerprint is that of its first worker, which has the coordinator's version. Once a generation has begun, it is fixed.
     Before that, it is dropped when the last worker that has one leaves. A worker that holds a state
     replaces a fingerprint that is not fixed yet: it has trained, and the new workers have not.
     """
@@ -71,11 +71,16 @@ class Admission:
             return "it holds a state, but names no generation in which it got that state"
         if hello.fingerprint is not None and (why := self._why_no_tile(hello.fingerprint.tile)):
             return why
-        ours = self._history.record.fingerprint
-        if ours is None or hello.fingerprint is None or self._sets_fingerprint(hello):
+        ours, theirs = self._history.record.fingerprint, hello.fingerprint
+        if theirs is None or self._sets_fingerprint(hello):
             return ""
-        difference = ours.difference(hello.fingerprint)
-        return f"chip {chip} refused: {difference}" if difference else ""
+        if ours is None:  # it is the first: all others will have to have its version
+            ours = replace(theirs, version=self._spec.version or theirs.version)
+        if not (difference := ours.difference(theirs)):
+            return ""
+        first = next((each for each, said in self._hellos.items() if said.fingerprint), None)
+        who = "its coordinator says" if first is None else f"on chip {first}"
+        return f"chip {chip} refused: {difference}, as {who}"
 
     def why_observer_refused(self, job: str, n_observers: int) -> str:
         """Return why one more observer cannot join, or an empty text if it can."""
@@ -142,7 +147,8 @@ class Admission:
                 self._keep(theirs)
                 for chip, other in self._hellos.items():
                     if other.fingerprint and (why := theirs.difference(other.fingerprint)):
-                        wrong.append((chip, f"chip {chip} refused: {why}"))
+                        refused = f"chip {chip} refused: {why}, as on chip {hello.chip}"
+                        wrong.append((chip, refused))
             self._is_fixed |= hello.status.state_version != FRESH
         self._hellos[hello.chip] = hello
         return tuple(wrong)
