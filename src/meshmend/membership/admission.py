@@ -42,9 +42,10 @@ _START_ANEW: Final = "start its worker again, without that state"
 class Admission:
     """Keeps the hellos of the admitted workers and the fingerprint that later workers must match.
 
-    The job's fingerprint is that of its first worker, which has the coordinator's version. Once a generation has begun, it is fixed.
-    Before that, it is dropped when the last worker that has one leaves. A worker that holds a state
-    replaces a fingerprint that is not fixed yet: it has trained, and the new workers have not.
+    The job's fingerprint is that of its first worker, which has the coordinator's version. Once a
+    generation has begun, it is fixed. Before that, it is dropped when the last worker that has one
+    leaves. A worker that holds a state replaces a fingerprint that is not fixed yet: it has
+    trained, and the new workers have not.
     """
 
     def __init__(self, spec: JobSpec, history: History, membership: Membership) -> None:
