@@ -461,6 +461,16 @@ def evaluated(p: Parts, inputs: Tensor, labels: Tensor) -> Tensor:
     return zero_last(p, inputs, labels)
 
 
+def evaluated_at_the_end(p: Parts, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Evaluate after each step: a chip that joins has not, and goes on with the others."""
+    loss = zero_last(p, inputs, labels)
+    p.model.eval()
+    with torch.no_grad():
+        p.net(samples()[0])
+    p.model.train()
+    return loss
+
+
 def job_evaluated(job: Any, p: Parts, inputs: Tensor, labels: Tensor) -> None:
     loss = mse_loss(p.net(inputs), labels)
     p.optimizer.zero_grad()
@@ -760,6 +770,13 @@ STYLES: Final[Sequence[Style]] = (
         lambda: parts(lambda: Counting(persistent=False, reassigned=True)),
     ),
     style("batch norm", lambda: parts(Normed, momentum), by_share=True),
+    style(
+        "batch norm, and evaluation at the end",
+        lambda: parts(Normed, momentum),
+        evaluated_at_the_end,
+        by_share=True,
+        fronts=_GROUP,
+    ),
     style("weight tying", lambda: parts(Tied), fronts=_ALL),
     style("teacher, and decay by hand", lambda: parts(Taught), decayed, job_decayed),
     style("two optimizers", two_optimizers, both),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import CheckpointDamageError
 from meshmend.membership.faults.fault_injector import SelfInjection
@@ -190,3 +191,30 @@ def test_what_a_script_does_after_it_has_joined_late_is_undone_but_its_seed_is_n
     assert weights(objects) == taken
     assert torch.initial_seed() == 7
     assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(7).get_state())
+
+
+def test_a_model_that_is_tied_to_another_group_is_as_one_that_is_new() -> None:
+    """A chip that joins has a new one: they must do the same in the next step."""
+    dist: Any = torch.distributed  # torch's stubs lack half of it
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        plain = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        used, new = DistributedDataParallel(plain), DistributedDataParallel(plain)
+        for _ in range(2):  # the second pass makes the buckets anew
+            used(torch.rand(4, 2)).sum().backward()
+        with torch.no_grad():  # after it, the next forward pass would sync no buffers
+            used(torch.rand(4, 2))
+        new(torch.rand(4, 2))
+        wanted = choices_of(new)
+        assert not wanted.items() <= choices_of(used).items()
+
+        GroupState((used,)).use_default_group()
+
+        assert wanted.items() <= choices_of(used).items()
+    finally:
+        dist.destroy_process_group()
+
+
+def choices_of(module: DistributedDataParallel) -> dict[str, bool]:
+    """Return what a module has noted of its use, by which it chooses what it sends."""
+    return {name: each for name, each in vars(module).items() if isinstance(each, bool)}
