@@ -122,14 +122,14 @@ def saved(folder: Path, *, every: int) -> str:
     return f", saving=Saving(Path({str(folder)!r}), every={every})"
 
 
-def undisturbed_loss(folder: Path, *, slower_from: int = STEPS) -> float:
+def undisturbed_loss(folder: Path, *, slower_from: int = STEPS, steps: int = STEPS) -> float:
     """The last loss of the same loop on one chip that has all of the model and of the batch."""
     names: dict[str, Any] = {}
     exec(HELPER, names)
     model, samples = names["model_and_samples"]()
     optimizer, order = torch.optim.Adam(model.parameters(), lr=0.01), Order(N_SAMPLES, 3)
     loss = torch.zeros(())
-    for step in range(STEPS):
+    for step in range(steps):
         if step == slower_from:
             optimizer.param_groups[0]["lr"] = 0.005
         chosen = order.samples(step * BATCH, (step + 1) * BATCH)
@@ -285,6 +285,25 @@ def test_a_checkpoint_has_each_part_once_and_is_resumed_with_larger_tiles(tmp_pa
         (found,) = re.findall(r"loss (\S+)", second.stdout)
         assert float(found) == pytest.approx(wanted_loss, rel=0, abs=1e-9)
         assert f"samples: {(STEPS - 12) * BATCH} used, 0 lost, 0 repeated" in second.stderr
+
+
+def test_chips_that_have_just_joined_write_the_checkpoint_of_the_step_before(
+    tmp_path: Path,
+) -> None:
+    """They join when step 10 is done and not yet saved, and have not done it themselves."""
+    kept = tmp_path / "kept"
+    joined = """while job.step_number == 10 and coordinator_client().news.generation.number < 3:
+        time.sleep(0.01)"""
+    path = script(tmp_path, more=saved(kept, every=10), after=joined)
+    client = "from meshmend.train.core.worker_environment import coordinator_client\n"
+    path.write_text(client + path.read_text())
+
+    ended = run(path, "kill 0,1 at 4", "repair 0,1 at 7")
+
+    assert ended.returncode == 0, ended.stderr
+    progress = read_checkpoint(kept, 10).state["progress"]
+    assert progress["step"] == 10
+    assert progress["loss"] == pytest.approx(undisturbed_loss(tmp_path, steps=10), rel=0, abs=1e-9)
 
 
 @pytest.mark.slow

@@ -724,6 +724,7 @@ class ElasticGroup:
             **self._step.state.state(self.step_number),
             "random": self._random.state(),
             "saved": self._record.saved_step,
+            "loss": self._record.loss,
             "links": self._links,
         }
 
@@ -750,6 +751,7 @@ class ElasticGroup:
         if self._built is None:  # else when they are made: `build` may seed, or draw some
             self._random.take(state["random"])
         self._record.saved_step = int(state.get("saved", state["step"]))
+        self._record.loss = float(state.get("loss", self._record.loss))
         self._has_joined_late |= self._is_fresh and self.step_number > 0
         self._forget_tried()
 

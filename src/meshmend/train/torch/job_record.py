@@ -155,7 +155,7 @@ class JobRecord:
                 term=generation.term,
                 generation=generation.number,
                 chip=chip,
-                digest=f"loss {self.loss.hex()}",  # all have it after this step, and no other
+                digest=f"step {step}",  # which names one state of this history; each has a part
             ),
             is_last=step >= terms.steps,
         )
