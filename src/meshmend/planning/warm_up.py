@@ -31,6 +31,7 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import stretch_of
 from meshmend.transport.event_loop import load_event_loop
 from meshmend.trees.rooted_trees import rooted_packing
+from meshmend.trees.spread_trees import spread_trees
 from meshmend.trees.tree_packing import gap_packing
 
 _MESH: Final = Mesh((4, 4)).without("2x2@0,2")
@@ -73,16 +74,19 @@ def _one_after_another(n_rows: int) -> Hazards:
 
 
 def exchange() -> None:
-    """Derive hazards, load the loop that sends and receives, fill gaps, root trees at owners."""
+    """Derive hazards, load the loop that sends and receives, fill gaps, root and spread trees."""
     hazards_of(algorithm("ft-two-d").build(Mesh((4, 4)), Collective.ALLREDUCE))
     load_event_loop()
     gap_packing(_MESH, n_trees=2, depth_slack=1, gap=0.5)
     rooted_packing(_MESH, n_trees=_MESH.n_live, both_ways=True)
+    spread_trees(Mesh((4, 4), wrap=(True, True)), n_trees=2, n_roots=2)
 
 
 def plans() -> None:
-    """Plan for a mesh that lost a board, and for tiles of it."""
+    """Plan for a mesh that lost a board, also short payloads, a slow link, and tiles."""
     plan(_MESH)
+    plan(_MESH, payload="10KB")
+    plan(_MESH.slowed("link:0,0-0,1=0.5"), payload="1KB")
     plan(_MESH, tile="2x2")
 
 
