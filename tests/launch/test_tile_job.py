@@ -47,7 +47,7 @@ for step in job:
         torch.nn.utils.clip_grad_norm_(job.model.parameters(), 0.5)
         job.optimizer.step()
     {after}
-if dist.get_rank() == 0:
+if job.is_leader:
     print(f"loss {{job.loss:.17g}}")
 classes = [type(each) for each in gc.get_objects()]
 n_layers, n_groups = (

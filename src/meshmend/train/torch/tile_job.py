@@ -114,6 +114,11 @@ class TileJob:
         return elastic_group().step_number
 
     @property
+    def is_leader(self) -> bool:
+        """Whether this chip has rank 0 now: one chip of those that train."""
+        return not dist.is_initialized() or bool(dist.get_rank() == 0)
+
+    @property
     def loss(self) -> float:
         """The mean loss of the last step over the samples of all chips."""
         return self._record.loss if self._record is not None else 0.0
