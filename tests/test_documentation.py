@@ -204,9 +204,11 @@ def test_every_command_and_option_that_a_page_names_exists(page: str, line: str)
         for each in command.params
         for option in each.opts
     }
+    required = {each.opts[0] for each in command.params if each.required and each.opts[0][0] == "-"}
     rest = iter(words[depths[0] :])
     for word in rest:
         if word.endswith(".py") or word in {"ip", ">"}:
+            assert "..." in words or required <= set(words), f"{page}: {line} needs {required}"
             return  # what follows belongs to another program
         if word.startswith("-") and word != "--help":
             assert word in takes_value, f"{page}: {word}"
