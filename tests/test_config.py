@@ -32,7 +32,7 @@ def values_of(leaf: Leaf) -> st.SearchStrategy[Any]:
     numbers = st.integers(int(least), int(most)), st.floats(least, most)
     return {
         bool: st.booleans(),
-        str: word,
+        str: st.sampled_from(leaf.one_of) if leaf.one_of else word,
         tuple: st.lists(word).map(tuple),
         int: numbers[0],
         float: numbers[1],
@@ -150,6 +150,8 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_line(
         ("train --config nowhere.toml", "cannot read --config nowhere.toml: No such file"),
         ("train --config /dev/zero", "cannot read --config /dev/zero: it is a device"),
         ("train --config /", "cannot read --config /: Is a directory"),
+        ("train --on-wrong-result sing", "--on-wrong-result needs one of restore, continue, stop"),
+        ("run --mesh 2x2 --shares half x.py", "--shares needs one of equal, speed, but got 'half'"),
         ("run x.py", "meshmend run needs --mesh RxC, or mesh.shape in --config"),
         (
             "coordinator --mesh 2x2 --listen 127.0.0.1:0 --set training.lr=3",

@@ -52,11 +52,12 @@ def _leaf(
     read_by: str = WORKER,
     empty: str = "",
     between: str = ";\n",
+    one_of: tuple[str, ...] = (),
 ) -> Meta:
     """Return what is known of a leaf beside its name, type and default.
 
     `empty` says what an empty text, None, or an empty list means. `between` are the characters that
-    separate the parts of a list in a variable or in `--set`.
+    separate the parts of a list in a variable or in `--set`. `one_of` has all texts that there are.
     """
     known = {
         "option": f"--{option}" if option else "",
@@ -67,6 +68,7 @@ def _leaf(
         "between": between,
         "least": least,
         "most": most,
+        "one_of": one_of,
     }
     return Meta(description=words, extra=known)
 
@@ -200,6 +202,7 @@ class RunConfig(Struct, frozen=True, kw_only=True):
             option="shares",
             metavar="HOW",
             variable="SHARES",
+            one_of=("equal", "speed"),
         ),
     ] = "equal"
     on_wrong_result: Annotated[
@@ -209,6 +212,7 @@ class RunConfig(Struct, frozen=True, kw_only=True):
             option="on-wrong-result",
             metavar="WHAT",
             variable="ON_WRONG_RESULT",
+            one_of=("restore", "continue", "stop"),
         ),
     ] = "restore"
 
@@ -742,6 +746,7 @@ class Leaf:
     between: str
     least: float | None
     most: float | None
+    one_of: tuple[str, ...]
 
     @cached_property
     def unit(self) -> str:
@@ -759,6 +764,8 @@ class Leaf:
         """What a value of it must be, in words."""
         if self.kind is bool:
             return "1 or 0"
+        if self.one_of:
+            return f"one of {', '.join(self.one_of)}"
         if self.kind is str:
             return "a text"
         if self.kind is tuple:
@@ -812,7 +819,8 @@ class Leaf:
         if self.kind is bool:
             return value if isinstance(value, bool) else _SWITCH.get(str(value).lower())
         if self.kind is str:
-            return value if isinstance(value, str) else None
+            is_known = value in self.one_of or not self.one_of
+            return value if isinstance(value, str) and is_known else None
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             return None
         number = self._number(value)

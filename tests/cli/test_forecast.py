@@ -259,7 +259,7 @@ def test_a_long_forecast_says_what_it_does_and_ends_with_ctrl_c_in_one_line(tmp_
             "--failures-per-1000-host-days 1 --repair 24",
             "a duration needs a unit such as ms, s, min",
         ),
-        ("--failures-per-1000-host-days 1 --repair -1h", "--repair a duration needs a number"),
+        ("--failures-per-1000-host-days 1 --repair -1h", "--repair: a duration needs a number"),
         ("--failures-per-1000-host-days 1", "needs the mean repair time: give --repair"),
         ("--repair 1h", "needs to know how often something fails"),
         ("--preset nobody", "--preset needs one of meta-rsc-1"),

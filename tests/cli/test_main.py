@@ -361,6 +361,24 @@ def test_a_reader_that_goes_away_is_no_traceback(unbuffered: str) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+def test_output_that_finds_no_room_is_told_in_one_line_and_without_streams_commands_work(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "meshmend", "algorithms", "--json"]
+    closed = f"{sys.executable} -m meshmend show --mesh 2x2 -o mesh.svg <&- >&- 2>&-"
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=600
+        )
+    without = subprocess.run(["sh", "-c", closed], cwd=tmp_path, check=False, timeout=600)
+
+    said = "meshmend: cannot write all of the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert without.returncode == 0
+    assert (tmp_path / "mesh.svg").read_text().endswith("</svg>\n")
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -369,6 +387,8 @@ def test_a_reader_that_goes_away_is_no_traceback(unbuffered: str) -> None:
         ("show --mesh 4x4 -o x.png", "-o writes SVG, so it needs a name such as x.svg"),
         ("simulate --mesh 4x4 -o x.pdf", "-o writes SVG, so it needs a name such as x.svg"),
         ("reproduce --quick -o x.svg", "-o writes HTML, so it needs a name such as x.html"),
+        ("explore --mesh 2x2 --export /x.pdf", "--export writes HTML, so it needs a name such as"),
+        ("plan --mesh 2x2 -o /etc/hostname/x", "cannot write /etc/hostname/x: /etc/hostname is no"),
         ("show --mesh 4x4 -o /no-such-folder/x.svg", "there is no folder /no-such-folder"),
         ("simulate --mesh 4X4", "but got '4X4'; write a small x"),
         ("plan --mesh 4x4 --fail 2x2x1@0,0,0", "needs 2 axes, but 2x2x1@0,0,0 has 3"),

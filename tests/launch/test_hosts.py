@@ -406,7 +406,10 @@ WORKER_LINE = ["worker", "--mesh", "2x2", "--coordinator", "127.0.0.1:9", "--chi
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ([*COORDINATOR_LINE, "--secret-file", "/nowhere/secret"], "--secret-file cannot read"),
+        (
+            [*COORDINATOR_LINE, "--secret-file", "/nowhere/secret"],
+            "read /nowhere/secret: No such file",
+        ),
         ([*COORDINATOR_LINE, "--board", "2"], "--board needs a shape for 2x2 such as 2x2"),
         ([*COORDINATOR_LINE[:-1], "7000"], "--listen needs HOST:PORT such as 10.0.0.1:7000"),
         ([*COORDINATOR_LINE[:-1], "192.0.2.1:7000"], "cannot listen on 192.0.2.1:7000"),

@@ -32,7 +32,7 @@ _SHOW_BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 30.0  # where there is no terminal
 # How many loops a plan compiles on a new machine, measured.
 _ABOUT_N_LOOPS = 90
-_COMPILING = "compiling for the first use on this machine; this takes about half a minute, once ..."
+_COMPILING = "compiling for the first use on this machine; this takes about half a minute ..."
 
 
 def print_json(value: Any) -> None:
@@ -79,11 +79,11 @@ def check_writable(*paths: Path | None) -> None:
             raise InputError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
 
 
-def check_suffix(path: Path | None, suffix: str) -> None:
+def check_suffix(path: Path | None, suffix: str, option: str = "-o") -> None:
     """Raise InputError if a file's name promises another kind of file than is written."""
     if path is not None and not path.is_dir() and path.suffix.lower() != suffix:
         raise InputError(
-            f"-o writes {suffix[1:].upper()}, so it needs a name such as "
+            f"{option} writes {suffix[1:].upper()}, so it needs a name such as "
             f"{path.with_suffix(suffix).name}, but got {path.name}"
         )
 
@@ -96,6 +96,8 @@ def _make_folder(path: Path) -> None:
         raise InputError(f"cannot write {path}: there is no folder {missing[-1]}; make it first")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"cannot write {path}: {path.parent} is no folder") from None
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
 
@@ -232,11 +234,16 @@ def compile_for_workers(meanwhile: Callable[[], None] = lambda: None) -> None:
 
     def announce() -> None:
         began.append(time.monotonic())
-        note(f"meshmend: {_COMPILING}")
+        _tell_of_compiling()
 
     compile_once(announce, meanwhile)
     if began:
         note(f"meshmend: compiled in {time.monotonic() - began[0]:.0f} s")
+
+
+@cache  # loops that others compile for this process, and those that it compiles, are told as one
+def _tell_of_compiling() -> None:
+    note(f"meshmend: {_COMPILING}")
 
 
 @cache  # a second listener would start a second process
@@ -255,7 +262,7 @@ def announce_compilation(ahead: str = "meshmend.planning.warm_up") -> None:
             nonlocal n_begun
             n_begun += 1
             if n_begun == 1:
-                note(f"meshmend: {_COMPILING}")
+                _tell_of_compiling()
                 _compile_ahead(ahead)
             for bar in _bars:
                 bar(f"compiling for the first use, loop {n_begun} of about {_ABOUT_N_LOOPS}")

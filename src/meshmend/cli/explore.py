@@ -175,7 +175,7 @@ def _question(
 
 
 def _export(path: Path, question: "ExplorerQuestion", most: str, search: bool) -> None:
-    check_suffix(path, ".html")
+    check_suffix(path, ".html", "--export")
     check_writable(path)
     most_bytes = parse_bytes(most)
     announce_compilation()

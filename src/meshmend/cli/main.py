@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -155,6 +156,8 @@ def run_line(arguments: list[str]) -> int:
     except OSError as error:  # a full disk, a closed terminal
         if error.errno == errno.ENAMETOOLONG:
             return _failed(f"{error.strerror}: {str(error.filename)[:60]}...", 2)
+        if error.errno == errno.ENOSPC and error.filename is None:
+            return _failed(f"cannot write all of the output: {error.strerror}", 1)
         return _failed(str(error), 1)
     except MemoryError as error:
         return _failed(f"this needs more memory than there is: {error}; take a smaller mesh", 2)
@@ -198,4 +201,17 @@ def _failed(message: str, code: int) -> int:
 
 def main() -> None:
     """Run the command line of this process."""
+    _open_missing_streams()
     sys.exit(run_line(sys.argv[1:]))
+
+
+def _open_missing_streams() -> None:
+    """Open the null device in the place of each standard stream that is closed.
+
+    Else the next file or socket would take its number, and get what is printed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode)  # noqa: SIM115  # stays open
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)

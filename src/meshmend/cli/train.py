@@ -75,7 +75,6 @@ def train_command(
         check_optimizer,
         default_norm,
     )
-    from meshmend.train.core.chip_speeds import SHARES
     from meshmend.train.data.samples import POLICIES
 
     what, has_shards = config.training, config.sharding.optimizer
@@ -92,7 +91,6 @@ def train_command(
         raise InputError(f"--lr needs a number above 0, but got {what.lr:g}")
     begin, faults = local_job(config)
     check_choice("a batch policy", what.batch_policy, POLICIES)
-    check_choice("shares", config.job.shares, SHARES)
     if config.job.check_shares:
         from meshmend.train.core.share_checks import check_settings
 

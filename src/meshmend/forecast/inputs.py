@@ -416,7 +416,8 @@ def _read(each: Input, text: str) -> Any:
         return each.read(text)
     except (UnitError, TopologyError, InputError) as error:
         flag = f"--{each.name}" if each.is_option else f"--set {each.name}"
-        raise InputError(f"{flag} {error}") from None
+        colon = "" if str(error).startswith("needs ") else ":"
+        raise InputError(f"{flag}{colon} {error}") from None
 
 
 _TITLES = {

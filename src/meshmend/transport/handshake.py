@@ -364,8 +364,10 @@ def secret_in(file: Path) -> str:
             raise InputError(f"--secret-file cannot read {file}: it is a device, not a file")
         mode = file.stat().st_mode & 0o777
         secret = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--secret-file cannot read {file}: {error}") from None
+    except OSError as error:
+        raise InputError(f"--secret-file cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--secret-file needs a text, but {file} is none") from None
     if mode & _OTHERS:
         raise InputError(
             f"--secret-file needs a file that only its owner can use, but {file} has mode "
