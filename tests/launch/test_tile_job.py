@@ -398,3 +398,48 @@ def test_a_loop_that_does_no_step_is_refused_and_not_endless(tmp_path: Path) -> 
 
     assert ended.returncode == 2, ended.stderr
     assert "the loop over a TileJob needs 'with step as batch' in each turn" in ended.stderr
+
+
+LATE = """
+import logging, os, shutil
+from meshmend.train.torch import job_record
+
+class Server(logging.Handler):
+    # A file server that shows the last shard when its client has told that it misses it.
+    def emit(self, record):
+        if "which others see" in record.getMessage() and {comes}:
+            shutil.copy({shard!r}, {late!r})
+
+logging.getLogger().addHandler(Server())
+job_record._SEEN_S = {patience}
+kept = {kept!r} if os.environ["RANK"] != "0" else {missed!r}
+job = """
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_chip_that_sees_a_checkpoint_later_than_the_others_waits_for_it_or_is_refused(
+    tmp_path: Path, comes: bool
+) -> None:
+    kept, missed = tmp_path / "kept", tmp_path / "missed"
+    first = run(script(tmp_path, steps=12, more=saved(kept, every=6)), mesh="1x2")
+    assert first.returncode == 0, first.stderr
+    shutil.copytree(kept, missed)
+    shard = next((kept / "step-00000012").glob("shard-001-*"))
+    late = missed / "step-00000012" / shard.name
+    late.unlink()
+    path = script(tmp_path, more=', saving=Saving(Path(kept), every=6), resume="auto"')
+    names = {"comes": comes, "patience": 600 if comes else 1, "shard": str(shard)}
+    names |= {"late": str(late), "kept": str(kept), "missed": str(missed)}
+    path.write_text(path.read_text().replace("job = ", LATE.format(**names), 1))
+
+    second = run(path)
+
+    assert late.exists() == comes
+    (found,) = re.findall(r"loss (\S+)", second.stdout)
+    assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
+    if comes:
+        assert second.returncode == 0, second.stderr
+    else:  # the others go on without its tile
+        assert second.returncode == 1, second.stderr
+        refused = f"resume needs a checkpoint in {missed} that can be read, but step-00000012: it"
+        assert f"chip (0, 0) failed: {refused} has 1 of 2 shards" in second.stderr

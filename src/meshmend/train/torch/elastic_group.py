@@ -744,7 +744,7 @@ class ElasticGroup:
         if self._built is None:
             self._step.state.load(state)
         else:
-            self._built.take(state, self._record.load)
+            self._built.take(state, self._record.load_first)
         self.step_number = int(state["step"])
         self.is_overwritten, self._is_equal = False, True
         self._links = str(state.get("links", ""))

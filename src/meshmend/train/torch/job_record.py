@@ -4,10 +4,12 @@ Knows no process group, and nothing of what the steps are. A script that keeps i
 its samples and saves by itself: then there are the steps in the ledger, and nothing else.
 """
 
+import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from meshmend.errors import ResumeError
 from meshmend.membership.generation import Generation
@@ -30,6 +32,11 @@ from meshmend.train.state.shards import Origin
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.tile_checkpoints import whole_state
+
+_log = logging.getLogger(__name__)
+
+_SEEN_S: Final = 60.0  # from when one host sees a file until all do; NFS remembers folders so long
+_LOOK_S: Final = 0.2
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class JobRecord:
         self._environment, self.terms = environment, terms
         self.ledger = Ledger(None, environment.chip)
         self._resume = folder_to_resume(resume, saving)
+        self._folder = saving.folder if self._resume is None and saving else self._resume
         if self._resume is None:
             tell_of_new_beginning(resume, saving)
         self._owner = folder_owner(saving, self._resume, environment.run_id)
@@ -84,15 +92,42 @@ class JobRecord:
         loaded, damage = checkpoint.load(self._resume, TORCH)
         state = _whole(self._resume, loaded, damage).state
         tell_of_damage(damage)
-        progress = state["progress"]
-        check_progress(progress, self.terms.progress)
-        self.saved_step, self.loss = int(progress["step"]), progress["loss"] or 0.0
-        self._begin = self.saved_step, int(progress["position"])
+        check_progress(state["progress"], self.terms.progress)
+        self._begin_with(state["progress"])
         if self.saved_step > self.terms.steps:
             raise ResumeError(
                 f"the checkpoint is at step {self.saved_step}, but the job ends at step "
                 f"{self.terms.steps}; set steps to at least {self.saved_step}"
             )
+        return state
+
+    def _begin_with(self, progress: dict[str, Any]) -> None:
+        self.saved_step, self.loss = int(progress["step"]), progress["loss"] or 0.0
+        self._begin = self.saved_step, int(progress["position"])
+
+    def load_first(self, step: int) -> dict[str, Any]:
+        """Return the whole state of the checkpoint that others begin with, and begin with it too.
+
+        This chip has begun with another one, or with none. Its host may see a file later than
+        others, so it looks again for a while.
+
+        Raises:
+            ResumeError: it does not see that checkpoint.
+        """
+        folder, has_told = self._folder, False
+        assert folder is not None, "others begin with a checkpoint"
+        deadline = time.monotonic() + _SEEN_S
+        loaded, damage = checkpoint.load_step(folder, step, TORCH)
+        while loaded is None and time.monotonic() < deadline:
+            if not has_told:
+                has_told = True
+                tell_of_damage(damage)
+                words = "chip %s looks for %.0f s for the checkpoint of step %d, which others see"
+                _log.warning(words, self._environment.chip, _SEEN_S, step)
+            time.sleep(_LOOK_S)
+            loaded, damage = checkpoint.load_step(folder, step, TORCH)
+        state = _whole(folder, loaded, damage).state
+        self._begin_with(state["progress"])
         return state
 
     def open(self, step: int) -> None:
