@@ -144,6 +144,18 @@ def test_a_job_that_prepares_says_who_is_not_ready() -> None:
     assert status.waits == (ChipsWait((A, B, C), (D,), why, 2.5),)
 
 
+def test_a_job_whose_chips_have_all_left_does_not_train() -> None:
+    job = SmallJob()
+    job.arrive(*MESH.live)
+    job.begin(1.0)
+    for chip in MESH.live:
+        job.coordinator.closed(MESH.live.index(chip), "gone", 2.0)
+
+    for now in (2.0, 3.0, 600.0):
+        job.coordinator.tick(now)
+        assert job.coordinator.status(now).phase is JobPhase.STATE_LOST
+
+
 def test_a_job_that_trains_has_a_step_a_rate_and_nobody_waits() -> None:
     job = SmallJob()
     job.arrive(*MESH.live)

@@ -85,6 +85,8 @@ class StatusKeeper:
             return JobPhase.STATE_LOST
         if membership.awaited or membership.generation is None:
             return JobPhase.GATHERING
+        if not membership.workers:
+            return JobPhase.STATE_LOST
         return JobPhase.PREPARING if membership.go is None else JobPhase.TRAINING
 
     def _summary(self, worker: ConnectedWorker, now: float) -> WorkerSummary:
