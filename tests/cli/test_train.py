@@ -50,7 +50,7 @@ pytestmark = needs("torch", "transformers", "sklearn")
             "check_shares needs policy=\"constant\", but got 'shrink'",
         ),
         ("gpt --framework jax", "--framework jax has resnet and bert, but got gpt"),
-        ("bert --tile 2x2", "--tile needs a gpt"),
+        ("bert --tile 2x2", "but got bert; write: meshmend train gpt --tile 2x2"),
         ("gpt --tile 5x5", "no tile of 5x5, as it is written, fits 4x4"),
         ("gpt --tile 2by2", "2by2"),
         ("gpt --tile 2x2 --batch 8", "--tile needs a sample for each chip"),

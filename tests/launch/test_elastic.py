@@ -350,6 +350,16 @@ def test_a_run_whose_folder_vanished_is_no_success_and_names_the_chips(
         assert "no ledger tells what chip (0, 0), (0, 1) did in steps 1 to 20" in ran.err
 
 
+def test_a_script_without_a_loop_over_a_job_is_told_that_it_needs_one(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('trained')")
+    with commands(tmp_path) as start:
+        ran = start("run", "run", "--elastic", "--mesh", "1x2", script)
+
+        assert ran.end() == 1, ran.err
+        assert "a script needs a loop over a meshmend.train.Job" in ran.err.splitlines()[-1]
+
+
 def test_a_chip_that_ends_well_too_early_is_lost_and_the_others_finish(
     script: Path, tmp_path: Path
 ) -> None:

@@ -151,8 +151,11 @@ def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fa
 
     what, tile = config.training, config.training.tile
     box_tiling(mesh, parse_tile(tile))
+    if model != "gpt":
+        raise InputError(
+            f"--tile needs the model gpt, but got {model}; write: meshmend train gpt --tile {tile}"
+        )
     refused = {
-        f"got {model}": model != "gpt",
         f"got --framework {what.framework}": what.framework != "torch",
         "got sharding.mirror_domain": bool(config.sharding.mirror_domain),
         "got --master-weights": what.master_weights,

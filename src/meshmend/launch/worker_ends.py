@@ -47,7 +47,8 @@ class WorkerEnds:
         """Note that a worker has ended; return how, in words."""
         if child.code == 0:
             words = f"chip {chip} ended before the job was over: exit code 0"
-            self._left_early.append(words)
+            advice = "; a script needs a loop over a meshmend.train.Job, or meshmend.torch.steps"
+            self._left_early.append(words if chip in self._trained else f"{words}{advice}")
         elif child.traceback:
             words = f"chip {chip} failed: {_error_line(child.traceback)}"
             is_line = child.traceback.strip().count("\n") == 0
