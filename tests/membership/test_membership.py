@@ -407,6 +407,29 @@ def test_a_link_that_the_user_has_cut_is_not_tried_again_before_it_is_mended() -
     assert next_generation(membership, 9000.0)[1] == 2
 
 
+@pytest.mark.parametrize("is_told_late", [True, False])
+def test_links_of_a_chip_that_died_are_sound_however_soon_a_new_worker_comes(
+    is_told_late: bool,
+) -> None:
+    """Late, as after the loss of the coordinator too; or before the new worker comes."""
+    membership, link = two_chips()
+    assert membership.generation is not None
+    number = membership.generation.number
+    lost = Status(generation=number, state_version=number, lost=(link.first,))
+
+    if not is_told_late:
+        membership.update_status(link.second, lost, 10.0)
+    membership.leave(link.first, "gone", 10.0)
+    membership.arrive(link.first, ("host", 2), status=Status(), memory=None, now=10.0)
+    if is_told_late:
+        membership.update_status(link.second, lost, 10.0)
+    membership.note_contact(link.first, 10.1)
+    membership.note_contact(link.second, 10.1)
+
+    assert next_generation(membership, 10.3)[1] == 2
+    assert not membership.generation.cut
+
+
 OF_TILES = JobFingerprint("1", 0, 0, 0, "", "", "", 0, "", tile="1x2")
 
 

@@ -143,6 +143,8 @@ class Membership:
         if self.generation is None and self._gather_until is None:
             self._gather_until = now + self._timing.gather_s
         self.workers[chip] = ConnectedWorker(chip, address, status, now, recalls=memory is not None)
+        if self._is_replaced(chip):
+            self._changes.forget_doubts(chip)
         self._absent.discard(chip)
         self.note_contact(chip, now)
         self._changes.add(f"chip {chip} is ready", now)
@@ -175,7 +177,14 @@ class Membership:
             elif status.state_version == FRESH:  # a chip that waits may have it
                 self._changes.add(f"chip {chip} lacks a part of the state", now)
         for peer in status.lost:
-            self._changes.doubt_link(Link.between(chip, peer), now)
+            if not self._is_replaced(peer):
+                self._changes.doubt_link(Link.between(chip, peer), now)
+
+    def _is_replaced(self, chip: Chip) -> bool:
+        """Whether a member died, and a new worker of its chip has come: its links are sound."""
+        worker = self.workers.get(chip)
+        seat = self.generation.seat_of.get(chip) if self.generation is not None else None
+        return worker is not None and seat is not None and worker.address != seat.address
 
     def go_back(self, right_until: int) -> None:
         """Begin the next generation with the newest checkpoint of at most a step, if there is one.
@@ -807,6 +816,11 @@ class PendingChanges:
     def doubt_link(self, link: Link, now: float) -> None:
         """Record that one end of a link has lost its connection to the other."""
         self.doubts.setdefault(link, DoubtfulLink(now, now + self.doubt_s))
+
+    def forget_doubts(self, chip: Chip) -> None:
+        """Take the links of a chip for sound again: its worker had died."""
+        for link in [each for each in self.doubts if chip in (each.first, each.second)]:
+            del self.doubts[link]
 
     def cut_links(self, live: Container[Chip], now: float) -> list[Link]:
         """Return the links that now count as cut, because both ends live; each once."""
