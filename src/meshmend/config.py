@@ -195,16 +195,6 @@ class RunConfig(Struct, frozen=True, kw_only=True):
             variable="CHECK_SHARES",
         ),
     ] = 0
-    shares: Annotated[
-        str,
-        _leaf(
-            "Chips' samples: `equal`, or by `speed`.",
-            option="shares",
-            metavar="HOW",
-            variable="SHARES",
-            one_of=("equal", "speed"),
-        ),
-    ] = "equal"
     on_wrong_result: Annotated[
         str,
         _leaf(
@@ -215,6 +205,16 @@ class RunConfig(Struct, frozen=True, kw_only=True):
             one_of=("restore", "continue", "stop"),
         ),
     ] = "restore"
+    shares: Annotated[
+        str,
+        _leaf(
+            "Chips' samples: `equal`, or by `speed`.",
+            option="shares",
+            metavar="HOW",
+            variable="SHARES",
+            one_of=("equal", "speed"),
+        ),
+    ] = "equal"
 
 
 class SumConfig(Struct, frozen=True, kw_only=True):
