@@ -261,5 +261,7 @@ def _import_machine(file: Path, source: str, wanted: "Mesh | None", as_json: boo
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {file}: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read {file}: it is no text") from None

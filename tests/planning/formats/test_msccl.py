@@ -226,6 +226,7 @@ def test_plans_that_the_runtime_cannot_hold_are_refused() -> None:
         ("export plan.json --to csv --json", "--json needs -o"),
         ("import algo.xml --mesh 4x4", "is for 3 ranks, but 4x4 has 16 connected live chips"),
         ("import nowhere.xml --mesh 4x4", "cannot read the file nowhere.xml"),
+        ("import bytes.xml --mesh 4x4", "cannot read bytes.xml: it is no text"),
     ],
 )
 def test_bad_input_ends_with_one_line(
@@ -234,6 +235,7 @@ def test_bad_input_ends_with_one_line(
     monkeypatch.chdir(tmp_path)
     plan(parse_mesh("2x2")).save("plan.json")
     Path("algo.xml").write_text(ring())
+    Path("bytes.xml").write_bytes(b"\x80")
 
     assert run_line(line.split()) == 2
     (message,) = capsys.readouterr().err.splitlines()
