@@ -15,6 +15,7 @@ from meshmend.train.state.resume import resumable
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.job import Job
 from meshmend.train.torch.job_record import JobRecord, SampleTerms
+from meshmend.train.torch.tile_checkpoints import load_whole
 
 DATA = [(torch.ones(3), torch.zeros(1))] * 12
 
@@ -94,6 +95,19 @@ def test_a_job_with_tiles_tells_the_damage_of_the_newest_too(
     assert record.saved_step == 30
     (line,) = [each.getMessage() for each in caplog.records]
     assert "shard-001-of-002.safetensors is not used: it does not begin" in line
+
+
+def test_a_job_with_tiles_refuses_the_checkpoint_of_another_optimizer(tmp_path: Path) -> None:
+    saved(tmp_path, 60)
+    terms = SampleTerms(Order(12, 0), batch=8, steps=90, samples=lambda: "")
+    model = torch.nn.Linear(3, 1)
+
+    whole = JobRecord(WorkerEnvironment(), terms, resume=tmp_path).resumed()
+
+    assert whole is not None
+    load_whole([model, torch.optim.SGD(model.parameters(), lr=0.2)], whole)
+    with pytest.raises(InputError, match="the optimizer of the checkpoint, which has dampening"):
+        load_whole([model, torch.optim.Adam(model.parameters())], whole)
 
 
 def lacks_a_shard(folder: Path) -> None:

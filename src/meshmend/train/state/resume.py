@@ -113,7 +113,7 @@ def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -
             f"resume needs {len(loaded.state['also'])} objects in also, as the checkpoint has, but "
             f"got {len(fresh['also'])}"
         )
-    _check_optimizer(loaded.state["optimizer"], fresh["optimizer"])
+    check_optimizer(loaded.state["optimizer"], fresh["optimizer"])
     for part in ("model", "optimizer", "also"):
         saved, wanted = (
             _named_shapes(state[part], framework.raw) for state in (loaded.state, fresh)
@@ -124,7 +124,7 @@ def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -
     return loaded
 
 
-def _check_optimizer(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+def check_optimizer(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
     """Raise ResumeError if the settings of an optimizer of PyTorch have other names."""
     groups = [state.get("param_groups") for state in (saved, fresh)]
     if not all(isinstance(each, list) and each for each in groups):

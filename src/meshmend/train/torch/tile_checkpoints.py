@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from meshmend.errors import InputError
+from meshmend.train.state.resume import check_optimizer
 from meshmend.train.state.state_tree import Part, Placement, map_state
 from meshmend.train.torch.group_state import GroupState, load_optimizer_state
 from meshmend.train.torch.learner import load_other_buffers, other_buffers
@@ -51,6 +52,7 @@ def load_whole(objects: Sequence[Stateful], state: Mapping[str, Any]) -> None:
 
     Raises:
         InputError: it is that of another model.
+        ResumeError: it is that of another optimizer.
     """
     model, _, *others = objects
     assert isinstance(model, torch.nn.Module)
@@ -79,6 +81,7 @@ def _load_whole(each: Stateful, state: dict[str, Any]) -> None:
             if isinstance(value, torch.Tensor):
                 local_of(like[name]).copy_(_own_part(like[name], value, name))
     elif isinstance(each, torch.optim.Optimizer):
+        check_optimizer(state, each.state_dict())
         parameters = list(parameters_of(each))
         by_parameter = {
             number: {
