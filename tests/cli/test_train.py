@@ -205,6 +205,10 @@ def test_one_command_starts_a_run_goes_on_and_says_that_it_is_finished(tmp_path:
             "straight", *common, "--run-dir", tmp_path / "straight", "--steps", "8", "--json"
         )
         assert straight.end() == 0, straight.err
+        for shard in folder.glob("checkpoints/step-*/shard-001-*"):
+            shard.unlink()
+        anew = start("anew", *auto, "--steps", "9", "--json")
+        assert anew.end() == 0, anew.err
 
     began, ended, whole = (json.loads(each.out) for each in (first, second, straight))
     assert began["steps"] == 4
@@ -214,6 +218,8 @@ def test_one_command_starts_a_run_goes_on_and_says_that_it_is_finished(tmp_path:
     assert "finished: 8 of 8 steps; nothing is left to do" in third.out
     assert "without a step" not in third.out + third.err
     assert short.err.splitlines()[-1].endswith("set steps to at least 8")
+    assert json.loads(anew.out)["samples"]["used"] == 9 * 8
+    assert anew.err.count("found no complete checkpoint") == 1
 
 
 @pytest.mark.slow

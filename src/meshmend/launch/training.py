@@ -34,7 +34,12 @@ from meshmend.planning.plan_cache import board_losses
 from meshmend.topology.text import configured_mesh
 from meshmend.train.data.audit import Audit
 from meshmend.train.state.checkpoint import newest_complete
-from meshmend.train.state.resume import AUTO, folder_to_resume, resumable
+from meshmend.train.state.resume import (
+    AUTO,
+    folder_to_resume,
+    resumable,
+    tell_of_new_beginning,
+)
 from meshmend.transport.codec import plain
 
 _log = logging.getLogger(__name__)
@@ -82,6 +87,8 @@ def train(
     resume = folder_to_resume(resume_of(config), saving_of(config))
     if resume is not None:
         _check_resume(workload, config, resume)
+    else:
+        tell_of_new_beginning(resume_of(config), saving_of(config))
     folder = Path(config.job.run_dir)
     job = ElasticJob(
         config,
