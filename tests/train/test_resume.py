@@ -133,8 +133,6 @@ def is_empty(folder: Path) -> None:
             lacks_a_shard,
             "of step 60, it has 1 of 2 shards; shard-001-of-002.safetensors is missing",
         ),
-        (is_a_file, "it cannot be read: Not a directory"),
-        (leads_nowhere, "it cannot be read: No such file or directory"),
         (is_empty, ""),
         (lambda folder: None, ""),
     ],
@@ -152,6 +150,20 @@ def test_a_job_that_begins_anew_says_why_it_does_not_go_on(
     assert job.step_number == 0
     words = f'resume="auto" found no complete checkpoint in {folder}: {told}'
     assert [each.getMessage() for each in caplog.records] == ([words] if told else [])
+
+
+@pytest.mark.parametrize("make", [is_a_file, leads_nowhere])
+@pytest.mark.parametrize("resume", ["auto", None])
+def test_a_job_that_could_write_no_checkpoint_is_refused(
+    tmp_path: Path, make: Callable[[Path], None], resume: str | None
+) -> None:
+    folder = tmp_path / "checkpoints"
+    make(folder)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(InputError, match=f"Saving needs a folder, but {folder} is a file, or a"):
+        Job(model, optimizer, DATA, batch=8, steps=90, saving=Saving(folder, 30), resume=resume)
 
 
 def test_when_all_are_damaged_one_sentence_names_the_damage_of_each(tmp_path: Path) -> None:

@@ -411,9 +411,10 @@ def why_none_complete(folder: Path) -> str:
     """Return why no step of a folder is complete; empty if the folder has none, or is not there."""
     try:
         next(folder.iterdir(), None)
+    except FileNotFoundError:
+        return ""
     except OSError as error:
-        is_absent = isinstance(error, FileNotFoundError) and not folder.is_symlink()
-        return "" if is_absent else f"it cannot be read: {why_unwritten(error)}"
+        return f"it cannot be read: {why_unwritten(error)}"
     steps = steps_in(folder)
     return f"of step {steps[-1]}, {what_is_missing(folder, steps[-1])}" if steps else ""
 

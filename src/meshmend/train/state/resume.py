@@ -6,11 +6,12 @@ checkpoint's last one, so no sample is lost or used twice.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from meshmend.errors import ResumeError
+from meshmend.errors import InputError, ResumeError
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import (
     Damage,
@@ -41,8 +42,14 @@ def folder_to_resume(resume: Resume, saving: Saving | None) -> Path | None:
     the same command starts a job and takes it up again.
 
     Raises:
-        ResumeError: "auto" was given to a job that writes no checkpoints.
+        InputError: the job cannot write checkpoints where it is to, or "auto" was given to a job
+            that writes none.
     """
+    if saving is not None and os.path.lexists(saving.folder) and not saving.folder.is_dir():
+        raise InputError(
+            f"Saving needs a folder, but {saving.folder} is a file, or a link to what is not "
+            "there; name a folder, or mount its disk"
+        )
     if resume != AUTO:
         if not isinstance(resume, str | Path | None):
             raise ResumeError(f'resume needs a folder of checkpoints or "auto", but got {resume!r}')
