@@ -70,6 +70,7 @@ class JobRecord:
         self._environment, self.terms = environment, terms
         self.ledger = Ledger(None, environment.chip)
         self._resume = folder_to_resume(resume, saving)
+        # Of the checkpoint that the job begins with, also if this chip does not see it yet.
         self._folder = saving.folder if self._resume is None and saving else self._resume
         if self._resume is None:
             tell_of_new_beginning(resume, saving)
