@@ -438,6 +438,7 @@ class _Launcher:
         match event:
             case GenerationBegan():
                 self._chip_counts.append(len(event.chips))
+                self._ends.note_generation(event.step, event.chips)
                 self._step = max(self._step, event.step)  # nobody may have reported that one
                 self._plan_ahead()
             case WorkerStepped():

@@ -23,6 +23,8 @@ class WorkerEnds:
         self._refusals: list[str] = []  # those of the failures that are of bad input
         self._untold: dict[str, Chip] = {}  # tracebacks, and the chips that ended with them
         self._trained: set[Chip] = set()  # chips that have finished a step
+        self._members: tuple[Chip, ...] = ()  # of the generation, and the step it began with
+        self._begun_at = 0
         self._stepping_pids: set[int] = set()  # the processes of theirs that have
         self._lost_early: dict[Chip, str] = {}  # how chips died that had finished none by then
 
@@ -42,6 +44,15 @@ class WorkerEnds:
         self._trained.add(chip)
         if child is not None:
             self._stepping_pids.add(child.pid)
+
+    def note_generation(self, step: int, chips: tuple[Chip, ...]) -> None:
+        """Note that a generation begins; steps since the last one were done by its chips.
+
+        One that died soon after its first step may not have told of it.
+        """
+        if step > self._begun_at:
+            self._trained.update(self._members)
+        self._members, self._begun_at = chips, step
 
     def add(self, chip: Chip, child: Child, *, is_over: bool) -> str:
         """Note that a worker has ended; return how, in words."""
