@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -106,6 +107,20 @@ def test_who_brings_news_of_a_change_waits_for_no_new_thread() -> None:
     with pytest.raises(StoppedError, match="the process group was left"):
         _ = late.backend
     late.close()
+
+
+def test_who_leaves_a_group_does_not_wait_until_gloo_has_gone() -> None:
+    """Gloo ends its threads first, which takes it 10 ms and more; a recovery waited for that."""
+    late = LateGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
+    gone_in: list[threading.Thread] = []
+    is_gone = threading.Event()
+    weakref.finalize(late.group, lambda: gone_in.append(threading.current_thread()))
+    weakref.finalize(late.group, is_gone.set)
+
+    late.close()
+
+    assert is_gone.wait(10)
+    assert gone_in[0] is not threading.current_thread()
 
 
 LEAVES = """

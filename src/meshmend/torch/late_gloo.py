@@ -170,12 +170,13 @@ class LateGloo:
     def close(self) -> None:
         """Leave the group, and let Gloo go; may be called more than once.
 
-        Gloo waits for what is under way, so a thread does that.
+        Gloo waits for what is under way and for its threads. So another thread does that, which has
+        the last reference: a caller that had it would wait in its place.
         """
         self.leave()
-        made, self._made = self._made, self._left
-        if made is not self._left:
-            threading.Thread(target=made.exception, daemon=True).start()
+        if self._made is not self._left:
+            held, self._made = [self._made], self._left
+            threading.Thread(target=_let_go, args=(held,), daemon=True).start()
 
     @property
     def _is_connected(self) -> bool:
@@ -208,6 +209,11 @@ class LateGloo:
         """Leave the group before the interpreter ends, under which Gloo still calls the store."""
         self.close()
         self._thread.join(_LEAVE_S)
+
+
+def _let_go(held: list[Future[tuple[Any, Any]]]) -> None:
+    held[0].exception()  # which waits until Gloo has connected, or not
+    held.clear()
 
 
 _all: weakref.WeakSet[LateGloo] = weakref.WeakSet()
