@@ -22,13 +22,16 @@ from meshmend.topology.mesh import Mesh
 from meshmend.train.data.audit import audit
 from meshmend.train.state.checkpoint import complete_steps
 
-# Each worker writes its process number into a file. Half-way it waits for the gate.
+# Each worker writes its process number into a file. Half-way it waits for the gate. A test that
+# needs steps after a kill closes an earlier gate first: else all may be half-way before the kill.
 SCRIPT = training_script(
     "batch=int(sys.argv[2]), steps=40, saving=Saving(folder / 'checkpoints', every=1000)",
     """
     written = folder / f".{name}"  # who reads the file finds all of it
     written.write_text(str(os.getpid()))
     written.rename(folder / name)
+    while job.step_number == 10 and (folder / "closed").exists():
+        time.sleep(0.02)
     while job.step_number == 20 and not (folder / "gate").exists():
         time.sleep(0.02)
     """,
@@ -99,10 +102,13 @@ def test_workers_that_are_killed_are_started_again_and_the_agents_end_with_the_j
 def test_the_coordinator_of_several_hosts_writes_events_and_a_report(job: TwoHosts) -> None:
     run = job.folder / "run"
     keep = ("--run-dir", run, "--state", job.folder / "record.json")
+    closed = job.folder / "closed"
+    closed.touch()
     coordinator = job.coordinator(*keep)
     agents = [job.agent("left", "2x1@0,0"), job.agent("right", "2x1@0,1")]
     os.kill(job.worker("1,1", 1), signal.SIGKILL)
     until(lambda: coordinator.err.count("connected, 4 of 4") == 2, why=lambda: coordinator.err)
+    closed.unlink()
     until(lambda: (run / "events.jsonl").read_text().count('"event":"recovered"') == 2)
     coordinator.signal(signal.SIGKILL)
     coordinator.end()

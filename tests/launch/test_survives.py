@@ -99,11 +99,12 @@ def test_a_cut_link_is_routed_around_and_nobody_leaves(tmp_path: Path) -> None:
 def test_training_goes_on_without_its_coordinator_and_a_later_failure_is_handled(
     tmp_path: Path,
 ) -> None:
-    inject = ["kill coordinator at 10", "kill 2x2@0,2 at 100"]
+    inject = ["kill coordinator at 10", "kill 2x2@0,2 at 40"]
 
-    result = elastic(tmp_path, mesh="2x4", steps=120, inject=inject)
+    gate = [30, [["coordinator", None]] * 2]
+    result = elastic(tmp_path, mesh="2x4", steps=60, inject=inject, gate=gate)
 
-    check_nothing_lost(result, steps=120)
+    check_nothing_lost(result, steps=60)
     assert [event["state"] for event in of_kind(result, "coordinator")] == ["lost", "back"]
     assert result["chips"] == [8, 4]
 
