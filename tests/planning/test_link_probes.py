@@ -19,6 +19,7 @@ from meshmend.schedule.hazards import hazards_of
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_mesh
+from meshmend.transport.event_loop import HEADER_BYTES
 
 
 @given(
@@ -28,9 +29,10 @@ from meshmend.topology.text import parse_mesh
     st.integers(16, 512),
 )
 def test_figures_come_back_out_of_the_times_that_they_cause(
-    bandwidth: float, latency_s: float, overhead_s: float, n_pieces: int
+    bandwidth: float, latency_s: float, more_s: float, n_pieces: int
 ) -> None:
     piece_s = PIECE_BYTES / bandwidth
+    overhead_s = HEADER_BYTES / bandwidth + more_s
     start_s = latency_s + overhead_s
     ping_s = PING_HOPS * start_s
     short_s, long_s = start_s + n_pieces * piece_s, start_s + 3 * n_pieces * piece_s
@@ -40,8 +42,19 @@ def test_figures_come_back_out_of_the_times_that_they_cause(
 
     if start_s < n_pieces * piece_s:  # else the bytes are lost in the latency
         assert fabric.link_bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=1e-6)
-    assert fabric.message_overhead_s == pytest.approx(overhead_s, rel=1e-6, abs=1e-9)
-    assert fabric.hop_latency_s == pytest.approx(latency_s, rel=1e-6, abs=1e-9)
+        assert fabric.message_overhead_s == pytest.approx(overhead_s, rel=1e-6, abs=1e-9)
+        assert fabric.hop_latency_s == pytest.approx(latency_s, rel=1e-6, abs=1e-9)
+
+
+def test_a_message_is_never_cheaper_than_its_header() -> None:
+    """Where a bucket lets short messages pass, and noise hides what pieces cost, that is known."""
+    fabric = fabric_from(
+        Mesh((2, 2)), ping_s=1e-3, short_s=0.1, long_s=0.3, stream_s=0.29, n_pieces=48
+    )
+
+    rate = 2 * 48 * PIECE_BYTES / 0.2
+    assert fabric.message_overhead_s == pytest.approx(HEADER_BYTES / rate)
+    assert fabric.hop_latency_s == 0
 
 
 @given(

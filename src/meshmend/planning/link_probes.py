@@ -30,6 +30,7 @@ from meshmend.planning.proof import check_probe
 from meshmend.schedule.table import COPY, Collective, Rows, Schedule, schedule_of
 from meshmend.topology.fabric import Fabric, Processors
 from meshmend.topology.mesh import Mesh
+from meshmend.transport.event_loop import HEADER_BYTES
 
 PIECE_BYTES: Final = 2048
 PING_HOPS: Final = 100
@@ -67,18 +68,21 @@ def fabric_from(
     """Return the fabric on which the probes take these times; the short probe has `n_pieces`.
 
     The bandwidth is that of a link of full speed, also if the mesh has none. If noise makes the
-    difference of long and short too small, the long probe alone gives the bandwidth.
+    difference of long and short too small, the long probe alone gives the bandwidth. What a message
+    costs is at least what the link takes for its header.
     """
     n_long = TIMES_LONGER * n_pieces
     more_bytes, more_s = (n_long - n_pieces) * PIECE_BYTES, long_s - short_s
     if more_s <= 0.5 * long_s * (1 - 1 / TIMES_LONGER):
         more_bytes, more_s = n_long * PIECE_BYTES, long_s
     hop_s = ping_s / PING_HOPS
-    overhead_s = min(hop_s, max(0.0, (stream_s - long_s) / (n_long - 1)))
+    bandwidth = more_bytes / more_s / float(mesh.link_speeds.max())
+    header_s = HEADER_BYTES / bandwidth
+    overhead_s = max(header_s, min(hop_s, (stream_s - long_s) / (n_long - 1)))
     return Fabric(
         "measured",
-        more_bytes / more_s / float(mesh.link_speeds.max()),
-        hop_latency_s=hop_s - overhead_s,
+        bandwidth,
+        hop_latency_s=max(0.0, hop_s - overhead_s),
         message_overhead_s=overhead_s,
         source="measured on the network itself, through the sockets that sums use",
     )
