@@ -74,6 +74,16 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     assert all(line.startswith("meshmend: loading") for line in before)  # it took a second
 
 
+def test_a_fault_after_the_last_step_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    compile_once()
+
+    assert run_line(["train", "--steps", "100", "--inject", "kill 0,0 at 100"]) == 2
+    assert (
+        "--inject 'kill 0,0 at 100' needs more than 100 steps, but the job has 100"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_package_that_does_not_load_beside_the_others_is_named_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,7 +95,7 @@ def train_command(
         from meshmend.train.core.share_checks import check_settings
 
         check_settings(config.job.check_shares, what.batch_policy)
-    _check_moments(faults, is_sharded=has_shards)
+    _check_moments(faults, what.steps, is_sharded=has_shards)
     if what.tile:
         _check_tile(model, config, begin, faults)
     _check_mirrors(config.sharding, begin)
@@ -177,11 +177,19 @@ def _check_tile(model: str, config: "JobConfig", mesh: "Mesh", faults: "tuple[Fa
             raise InputError(f"--inject cannot hit 'in {fault.moment}' in a job with tiles")
 
 
-def _check_moments(faults: "tuple[Fault, ...]", *, is_sharded: bool) -> None:
-    """Raise InputError if a fault waits for a part of a step that this job does not have."""
+def _check_moments(faults: "tuple[Fault, ...]", n_steps: int, *, is_sharded: bool) -> None:
+    """Raise InputError if a fault waits for a step, or a part of one, that this job does not have.
+
+    What comes after the last step finds a job that is over.
+    """
     from meshmend.membership.faults.fault import Moment, Part
 
     for fault in faults:
+        if fault.at_step is not None and fault.at_step >= n_steps:
+            raise InputError(
+                f"--inject {fault.words!r} needs more than {fault.at_step} steps, but the job has "
+                f"{n_steps}; take an earlier step, or more with --steps"
+            )
         if fault.part is Part.STATE and is_sharded:
             raise InputError(
                 f"--inject {fault.words!r} needs the optimizer's state on each chip, but with "
