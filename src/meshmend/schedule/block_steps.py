@@ -71,10 +71,9 @@ def block_program(schedule: Schedule, placement: Placement) -> LockstepProgram:
 def _hops(schedule: Schedule, placement: Placement) -> tuple[_Rows, _Rows, _Rows, _Rows, _Rows]:
     """Return of each hop its message (a row that is not local) and its ends; and of each row its
     first and last hop, -1 for local ones."""
-    routes, n_ranks = placement.routes, schedule.n_ranks
+    routes = placement.routes
     sent = np.flatnonzero(~schedule.is_local)
-    wanted = schedule.src[sent].astype(np.int64) * n_ranks + schedule.dst[sent]
-    pair = np.searchsorted(routes.src.astype(np.int64) * n_ranks + routes.dst, wanted)
+    pair = routes.pairs_of(schedule.src[sent], schedule.dst[sent])
     n_hops = routes.hops[pair]
     ends = np.cumsum(n_hops)
     message = np.repeat(sent, n_hops)

@@ -57,6 +57,20 @@ class Hazards:
         return sorted(self.more[at + 1 : at + 1 + int(self.more[at])].tolist())
 
 
+@inlined
+def n_before(entry, more):  # type: ignore[no-untyped-def]
+    """Return how many rows an entry of the hazards names."""
+    if entry == NONE:
+        return 0
+    return np.int64(more[entry - MANY]) if entry >= MANY else 1
+
+
+@inlined
+def before_at(entry, more, which):  # type: ignore[no-untyped-def]
+    """Return one of the rows that an entry of the hazards names."""
+    return np.int64(more[entry - MANY + np.uint32(1) + which] if entry >= MANY else entry)
+
+
 def hazards_of(schedule: Schedule) -> Hazards:
     """Return the dependencies between the rows of a schedule.
 

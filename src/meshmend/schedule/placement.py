@@ -61,15 +61,8 @@ def channel_loads(schedule: Schedule, routes: Routes) -> NDArray[np.float64]:
 
     A channel is a directed link, numbered rank x ports + port.
     """
-    per_pair = _pair_loads(
-        schedule.src,
-        schedule.dst,
-        schedule.lo,
-        schedule.hi,
-        schedule.cuts,
-        routes.pair_ptr,
-        routes.dst,
-    )
+    pairs = routes.pairs_of(schedule.src, schedule.dst)
+    per_pair = np.bincount(pairs + 1, schedule.row_fractions(), routes.n_pairs + 1)[1:]
     loads = np.zeros(routes.n_ranks * routes.n_ports)
     np.add.at(loads, routes.channels, np.repeat(per_pair, routes.hops))
     return loads
@@ -99,17 +92,3 @@ def _distinct_pairs(src, dst, n_ranks):  # type: ignore[no-untyped-def]
             sources[pair] = rank
             pair = targets[pair, 1]
     return sources, targets[:n_pairs, 0].copy()
-
-
-@kernel
-def _pair_loads(src, dst, lo, hi, cuts, pair_ptr, pair_dst):  # type: ignore[no-untyped-def]
-    """Return the fraction of the payload that each pair exchanges."""
-    loads = np.zeros(len(pair_dst))
-    for row in range(len(src)):
-        if src[row] == dst[row]:
-            continue
-        pair = pair_ptr[src[row]]
-        while pair_dst[pair] != dst[row]:
-            pair += 1
-        loads[pair] += cuts[hi[row]] - cuts[lo[row]]
-    return loads

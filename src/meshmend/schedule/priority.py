@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.kernels import kernel, plain_kernel
-from meshmend.schedule.hazards import MANY, NONE, Hazards
+from meshmend.schedule.hazards import Hazards, before_at, n_before
 from meshmend.schedule.table import Schedule
 from meshmend.topology.routes import Routes
 
@@ -29,9 +29,8 @@ def remaining_hops(schedule: Schedule, hazards: Hazards, routes: Routes) -> NDAr
     hops after its own. One pass from the last row to the first, because rows wait for smaller ones
     only.
     """
-    hops = _row_hops(
-        schedule.src, schedule.dst, routes.pair_ptr, routes.dst, routes.hops.astype(np.int32)
-    )
+    pairs = routes.pairs_of(schedule.src, schedule.dst)
+    hops = np.append(routes.hops, 0).astype(np.int32)[pairs]  # a local row has none
     remaining: NDArray[np.int32] = _chains(hops, hazards.send, hazards.write, hazards.more)
     return remaining
 
@@ -63,20 +62,6 @@ def in_levels(delays: NDArray[np.float64]) -> NDArray[np.int32]:
 
 
 @kernel
-def _row_hops(src, dst, pair_ptr, pair_dst, pair_hops):  # type: ignore[no-untyped-def]
-    """Return how many hops each row's route has; a local row has none."""
-    hops = np.zeros(len(src), dtype=np.int32)
-    for row in range(len(src)):
-        if src[row] == dst[row]:
-            continue
-        pair = pair_ptr[src[row]]
-        while pair_dst[pair] != dst[row]:
-            pair += 1
-        hops[row] = pair_hops[pair]
-    return hops
-
-
-@kernel
 def _chains(hops, send, write, more):  # type: ignore[no-untyped-def]
     """Return each row's hops and the most that must follow it."""
     remaining = hops.copy()
@@ -89,13 +74,6 @@ def _chains(hops, send, write, more):  # type: ignore[no-untyped-def]
 @plain_kernel
 def _extend(remaining, hops, entry, more, following):  # type: ignore[no-untyped-def]
     """Let at least `following` hops follow each row that an entry of the hazards names."""
-    if entry == NONE:
-        return
-    if entry < MANY:
-        before = np.int64(entry)
-        remaining[before] = max(remaining[before], hops[before] + following)
-        return
-    at = np.int64(entry - MANY)
-    for which in range(np.int64(more[at])):
-        before = np.int64(more[at + 1 + which])
+    for which in range(n_before(entry, more)):
+        before = before_at(entry, more, which)
         remaining[before] = max(remaining[before], hops[before] + following)

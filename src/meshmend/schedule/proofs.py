@@ -38,25 +38,12 @@ def check_hops(schedule: Schedule, placement: Placement) -> None:
         raise VerificationError(
             f"these routes are for {routes.n_ranks} ranks, but the schedule has {schedule.n_ranks}"
         )
-    row = _first_unrouted(schedule.src, schedule.dst, routes.pair_ptr, routes.dst)
-    if row >= 0:
+    unrouted = (routes.pairs_of(schedule.src, schedule.dst) < 0) & ~schedule.is_local
+    if unrouted.any():
+        row = int(np.argmax(unrouted))
         raise VerificationError(
             f"every row needs a route, but there is none for row {row}: {schedule.row(row)}"
         )
-
-
-@plain_kernel
-def _first_unrouted(src, dst, pair_ptr, pair_dst):  # type: ignore[no-untyped-def]
-    """Return the first row whose pair of ranks has no route, or -1; a local row needs none."""
-    for row in range(len(src)):
-        if src[row] == dst[row]:
-            continue
-        pair, stop = pair_ptr[src[row]], pair_ptr[src[row] + 1]
-        while pair < stop and pair_dst[pair] != dst[row]:
-            pair += 1
-        if pair == stop:
-            return row
-    return -1
 
 
 def check_scratch(schedule: Schedule) -> None:

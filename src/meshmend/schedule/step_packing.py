@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.kernels import kernel
-from meshmend.schedule.hazards import MANY, NONE, Hazards
+from meshmend.schedule.hazards import Hazards, before_at, n_before
 from meshmend.schedule.table import Schedule
 
 Ints = NDArray[np.int64]
@@ -158,24 +158,16 @@ def _waits(waiting: Ints, waited_for: Ints, steps: Ints, n_rows: int) -> Waits:
 @kernel
 def _edges(src, dst, send, write, more):  # type: ignore[no-untyped-def]
     """Return the waits of all rows: the row waited for, the row that waits, and the steps."""
-    n_edges = np.int64(0)
-    for kind in range(2):
-        for row in range(len(src)):
-            entry = send[row] if kind == 0 else write[row]
-            if entry != NONE:
-                n_edges += np.int64(1) if entry < MANY else np.int64(more[entry - MANY])
+    n_edges = 0
+    for row in range(len(src)):
+        n_edges += n_before(send[row], more) + n_before(write[row], more)
     edges = np.empty((3, n_edges), dtype=np.int64)
     at = 0
     for kind in range(2):
         for row in range(len(src)):
             entry = send[row] if kind == 0 else write[row]
-            if entry == NONE:
-                continue
-            count = np.int64(1) if entry < MANY else np.int64(more[entry - MANY])
-            for which in range(count):
-                earlier = (
-                    np.int64(entry) if entry < MANY else np.int64(more[entry - MANY + 1 + which])
-                )
+            for which in range(n_before(entry, more)):
+                earlier = before_at(entry, more, which)
                 edges[0, at] = earlier
                 edges[1, at] = row
                 edges[2, at] = 0 if kind == 1 and src[earlier] == dst[row] else 1

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.kernels import inlined, kernel, plain_kernel
-from meshmend.schedule.hazards import MANY, NONE, Hazards
+from meshmend.schedule.hazards import MANY, NONE, Hazards, before_at, n_before
 from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule
 from meshmend.topology.routes import Routes
 
@@ -50,8 +50,7 @@ def _with_updates(table, send, write, more):  # type: ignore[no-untyped-def]
     n_more = len(more)
     for row in range(n_rows):  # how many entries the lists of wide rows take
         if op[row] == COPY and hi[row] - lo[row] > 1:
-            n_more += 1 + hi[row] - lo[row]
-            n_more += more[send[row] - MANY] if MANY <= send[row] < NONE else 1
+            n_more += 1 + hi[row] - lo[row] + n_before(send[row], more)
     lists = np.empty(n_more, dtype=np.uint32)
     lists[: len(more)] = more
     at = len(more)
@@ -73,12 +72,8 @@ def _with_updates(table, send, write, more):  # type: ignore[no-untyped-def]
             continue
         start = at
         at += 1
-        if MANY <= send[row] < NONE:
-            for which in range(np.int64(more[send[row] - MANY])):
-                lists[at] = more[send[row] - MANY + np.uint32(1) + np.uint32(which)]
-                at += 1
-        elif send[row] != NONE:
-            lists[at] = send[row]
+        for which in range(n_before(send[row], more)):
+            lists[at] = before_at(send[row], more, which)
             at += 1
         for chunk in range(np.int64(lo[row]), np.int64(hi[row])):
             if owners[chunk] == src[row]:
@@ -187,7 +182,8 @@ def program_of(schedule: Schedule, hazards: Hazards, routes: Routes) -> Program:
     rows = all_rows[: schedule.n_rows]
     rows[:, PHASE] = schedule.phase_of_rows()
     rows[:, REDUCE_AT] = np.where(schedule.op == REDUCE, schedule.dst.astype(np.int32), -1)
-    _enter_hops(rows, schedule.src, schedule.dst, routes.pair_ptr, routes.dst, routes.hop_ptr)
+    pairs = routes.pairs_of(schedule.src, schedule.dst)
+    rows[:, FIRST_HOP] = np.append(routes.hop_ptr[:-1], -1)[pairs]  # a pair of -1 is the last
     if schedule.has_scratch:
         rows[:, FIRST_HOP] = np.where(
             schedule.is_local,
@@ -285,23 +281,6 @@ def _check_fit(schedule: Schedule, hazards: Hazards, routes: Routes) -> None:
         )
 
 
-@plain_kernel
-def _enter_hops(rows, src, dst, pair_ptr, pair_dst, hop_ptr):  # type: ignore[no-untyped-def]
-    """Enter each row's first hop; -1 where its pair has no route."""
-    for row in range(len(rows)):
-        rows[row, FIRST_HOP] = -1
-        low, stop = pair_ptr[src[row]], pair_ptr[np.int64(src[row]) + 1]
-        high = stop
-        while low < high:
-            middle = (low + high) // 2
-            if pair_dst[middle] < dst[row]:
-                low = middle + 1
-            else:
-                high = middle
-        if low < stop and pair_dst[low] == dst[row]:
-            rows[row, FIRST_HOP] = hop_ptr[low]
-
-
 @kernel
 def _enter_sizes(rows, lo, hi, cuts):  # type: ignore[no-untyped-def]
     """Number the sizes of rows in order of first use; return the fraction of each."""
@@ -333,20 +312,6 @@ def _enter_sizes(rows, lo, hi, cuts):  # type: ignore[no-untyped-def]
     return fractions[:n_classes].copy()
 
 
-@inlined
-def _n_before(entry, more):  # type: ignore[no-untyped-def]
-    """Return how many rows an entry of the hazards names."""
-    if entry == NONE:
-        return 0
-    return np.int64(more[entry - MANY]) if entry >= MANY else 1
-
-
-@inlined
-def _before(entry, more, which):  # type: ignore[no-untyped-def]
-    """Return one of the rows that an entry of the hazards names."""
-    return np.int64(more[entry - MANY + np.uint32(1) + which] if entry >= MANY else entry)
-
-
 @kernel
 def _enter_slots(rows, send, write, more):  # type: ignore[no-untyped-def]
     """Number the slots, a row's send slot before its write slot; return each slot's row and count.
@@ -356,12 +321,12 @@ def _enter_slots(rows, send, write, more):  # type: ignore[no-untyped-def]
     """
     n_slots = 0
     for row in range(len(rows)):
-        n_slots += (_n_before(send[row], more) > 1) + (_n_before(write[row], more) > 0)
+        n_slots += (n_before(send[row], more) > 1) + (n_before(write[row], more) > 0)
     slot_row = np.empty(n_slots, dtype=np.int32)
     slot_needs = np.empty(n_slots, dtype=np.int32)
     slot = 0
     for row in range(len(rows)):
-        n_send, n_write = _n_before(send[row], more), _n_before(write[row], more)
+        n_send, n_write = n_before(send[row], more), n_before(write[row], more)
         if n_send > 1:
             slot_row[slot], slot_needs[slot] = row, n_send
             slot += 1
@@ -378,10 +343,10 @@ def _enter_successors(rows, send, write, more, src, dst):  # type: ignore[no-unt
     """Return `after`, the lists of what waits for each row; enter where each list begins."""
     rows[:, LEFT_AT:] = 0
     for row in range(len(rows)):
-        for which in range(_n_before(send[row], more)):
-            rows[_before(send[row], more, which), DONE_AT] += 1
-        for which in range(_n_before(write[row], more)):
-            before = _before(write[row], more, which)
+        for which in range(n_before(send[row], more)):
+            rows[before_at(send[row], more, which), DONE_AT] += 1
+        for which in range(n_before(write[row], more)):
+            before = before_at(write[row], more, which)
             is_read = src[before] == dst[row] and src[before] != dst[before]
             rows[before, LEFT_AT if is_read else DONE_AT] += 1
     n_after = np.int64(0)
@@ -393,13 +358,13 @@ def _enter_successors(rows, send, write, more, src, dst):  # type: ignore[no-unt
     after = np.empty(n_after, dtype=np.uint32)
     slot = 0
     for row in range(len(rows)):
-        n_send, n_write = _n_before(send[row], more), _n_before(write[row], more)
+        n_send, n_write = n_before(send[row], more), n_before(write[row], more)
         code = slot << 2 | COUNTED_SEND if n_send > 1 else row << 2 | SEND
         for which in range(n_send):
-            _append(rows, after, _before(send[row], more, which), np.int64(DONE_AT), code)
+            _append(rows, after, before_at(send[row], more, which), np.int64(DONE_AT), code)
         slot += n_send > 1
         for which in range(n_write):
-            before = _before(write[row], more, which)
+            before = before_at(write[row], more, which)
             is_read = src[before] == dst[row] and src[before] != dst[before]
             column = LEFT_AT if is_read else DONE_AT
             _append(rows, after, before, column, slot << 2 | COUNTED_WRITE)

@@ -103,12 +103,35 @@ class Routes:
             "name the pair in routes_for"
         )
 
+    def pairs_of(self, src: NDArray[np.integer], dst: NDArray[np.integer]) -> NDArray[np.int32]:
+        """Return the number of each of many pairs of ranks, -1 where there is no route."""
+        pairs: NDArray[np.int32] = _pairs_of(src, dst, self.pair_ptr, self.dst)
+        return pairs
+
     def path(self, mesh: Mesh, src: int, dst: int) -> tuple[Chip, ...]:
         """Return the chips on the way from one rank to another, both ends included."""
         pair = self.pair_of(src, dst)
         channels = self.channels[self.hop_ptr[pair] : self.hop_ptr[pair + 1]]
         ranks = [src, *mesh.neighbor_ranks.reshape(-1)[channels]]
         return tuple(mesh.live[rank] for rank in ranks)
+
+
+@kernel
+def _pairs_of(src, dst, pair_ptr, pair_dst):  # type: ignore[no-untyped-def]
+    """Do what `Routes.pairs_of` says."""
+    pairs = np.full(len(src), -1, dtype=np.int32)
+    for row in range(len(src)):
+        low, stop = pair_ptr[src[row]], pair_ptr[np.int64(src[row]) + 1]
+        high = stop
+        while low < high:
+            middle = (low + high) // 2
+            if pair_dst[middle] < dst[row]:
+                low = middle + 1
+            else:
+                high = middle
+        if low < stop and pair_dst[low] == dst[row]:
+            pairs[row] = low
+    return pairs
 
 
 def routes_for(
