@@ -53,30 +53,7 @@ def rings_nd(mesh: Mesh, collective: Collective) -> Schedule:
 
     It has about chips x sum of sides x axes rows in either half.
     """
-    weights = part_weights(mesh)
-    orders = [order for order, weight in zip(axis_orders(mesh), weights, strict=True) if weight]
-    n_chunks = _chunks_per_rank(mesh) * mesh.n_live
-    parts = [
-        Part(mesh, order, number * n_chunks, len(order)) for number, order in enumerate(orders)
-    ]
-    scatter: list[NamedRows] = []
-    for phase in range(len(orders[0])):
-        for part in parts:
-            name = f"part {part.order[0]}, axis {part.order[phase]}"
-            scatter.append((f"reduce-scatter {name}", part.summing_rows(phase)))
-    gather = [
-        (name.replace("reduce-scatter", "all-gather"), backwards(rows))
-        for name, rows in reversed(scatter)
-    ]
-    share = np.repeat(weights[weights > 0] / n_chunks, n_chunks)
-    return schedule_of(
-        halves(collective, scatter, gather),
-        algorithm="rings-nd",
-        collective=collective,
-        owners=np.concatenate([part.owners for part in parts]),
-        n_ranks=mesh.n_live,
-        cuts=cuts_of(share),
-    )
+    return _in_phases("rings-nd", mesh, collective, len(axis_orders(mesh)))
 
 
 def part_weights(mesh: Mesh) -> NDArray[np.float64]:
@@ -261,43 +238,42 @@ def exchange_nd(mesh: Mesh, collective: Collective, *, n_scattered: int) -> Sche
     """
     check_exchange(mesh, n_scattered=n_scattered)
     name = f"exchange-{n_scattered}" if n_scattered else "exchange"
+    return _in_phases(name, mesh, collective, n_scattered)
+
+
+def _in_phases(name: str, mesh: Mesh, collective: Collective, n_scattered: int) -> Schedule:
+    """Return the schedule that scatters along so many axes of each part and exchanges the rest."""
     orders = axis_orders(mesh)
     weights = part_weights(mesh) if n_scattered else np.full(len(orders), 1 / len(orders))
-    parts, first = list[Part](), 0
+    parts, shares, first = list[Part](), list[NDArray[np.float64]](), 0
     for order, weight in zip(orders, weights, strict=True):
         if weight:
             parts.append(Part(mesh, order, first, n_scattered))
-            first += len(parts[-1].owners)
-    shares = [
-        np.full(len(part.owners), weight / len(part.owners))
-        for part, weight in zip(parts, weights[weights > 0], strict=True)
+            n_chunks = len(parts[-1].owners)
+            shares.append(np.full(n_chunks, weight / n_chunks))
+            first += n_chunks
+    scatter, between = list[NamedRows](), list[NamedRows]()
+    for phase in range(len(orders[0])):
+        for part in parts:
+            which = f"part {part.order[0]}, axis {part.order[phase]}"
+            if phase < n_scattered:
+                scatter.append((f"reduce-scatter {which}", part.summing_rows(phase)))
+            else:
+                along = _Exchange(part, phase)
+                between.append((f"exchange {which}", along.moving_rows()))
+                between.append((f"add {which}", along.adding_rows()))
+    gather = [
+        (which.replace("reduce-scatter", "all-gather"), backwards(rows))
+        for which, rows in reversed(scatter)
     ]
     return schedule_of(
-        _phases(parts, n_scattered),
+        halves(collective, [*scatter, *between], gather),
         algorithm=name,
         collective=collective,
         owners=np.concatenate([part.owners for part in parts]),
         n_ranks=mesh.n_live,
         cuts=cuts_of(np.concatenate(shares)),
     )
-
-
-def _phases(parts: list[Part], n_scattered: int) -> list[NamedRows]:
-    scatter, between = list[NamedRows](), list[NamedRows]()
-    for phase in range(len(parts[0].order)):
-        for part in parts:
-            name = f"part {part.order[0]}, axis {part.order[phase]}"
-            if phase < n_scattered:
-                scatter.append((f"reduce-scatter {name}", part.summing_rows(phase)))
-            else:
-                along = _Exchange(part, phase)
-                between.append((f"exchange {name}", along.moving_rows()))
-                between.append((f"add {name}", along.adding_rows()))
-    gather = [
-        (name.replace("reduce-scatter", "all-gather"), backwards(rows))
-        for name, rows in reversed(scatter)
-    ]
-    return [*scatter, *between, *gather]
 
 
 @dataclass(frozen=True)

@@ -160,15 +160,10 @@ def spread_schedule(trees: SpreadTrees) -> Schedule:
 
     If they have two roots, a gate takes one's sum when its own has left, and adds the other's.
     """
-    tree, rank = np.nonzero(trees.up >= 0)
-    far_first = np.argsort(-trees.up_hops[tree, rank], kind="stable")
-    tree, rank = tree[far_first], rank[far_first]
-    up = Rows(rank, trees.up[tree, rank], tree, tree + 1, REDUCE)
-    tree, rank = np.nonzero(trees.down >= 0)
-    near_first = np.argsort(trees.down_hops[tree, rank], kind="stable")
-    tree, rank = tree[near_first], rank[near_first]
-    down = Rows(trees.down[tree, rank], rank, tree, tree + 1, COPY)
-    phases: list[NamedRows] = [("reduce up", up), ("broadcast down", down)]
+    phases: list[NamedRows] = [
+        ("reduce up", _tree_rows(trees.up, -trees.up_hops, REDUCE)),
+        ("broadcast down", _tree_rows(trees.down, trees.down_hops, COPY)),
+    ]
     if trees.roots.shape[1] == 2:
         tree, gate = np.repeat(np.arange(trees.n_trees), 2), trees.gates.reshape(-1)
         one, other = (np.repeat(trees.roots[:, side], 2) for side in (0, 1))

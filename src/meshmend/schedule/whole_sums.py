@@ -43,7 +43,7 @@ def direct(mesh: Mesh, collective: Collective) -> Schedule:
     far_first = np.argsort(-hops[source, target], kind="stable")
     source, target = source[far_first], target[far_first]
     rows = Rows(source, target, 0 * source, 1 + 0 * source, COPY, source, source)
-    return _schedule(mesh, collective, "direct", [("send", rows)], n_chunks=1)
+    return _schedule(mesh, collective, "direct", ("send", rows))
 
 
 def flood(mesh: Mesh, collective: Collective) -> Schedule:
@@ -61,12 +61,10 @@ def flood(mesh: Mesh, collective: Collective) -> Schedule:
     origin, target = origin[near_first], target[near_first]
     sender, lo = senders[origin, target], 0 * target
     rows = Rows(sender, target, lo, lo + 1, COPY, origin, origin)
-    return _schedule(mesh, collective, "flood", [("hand on", rows)], n_chunks=1)
+    return _schedule(mesh, collective, "flood", ("hand on", rows))
 
 
-def _schedule(
-    mesh: Mesh, collective: Collective, name: str, sends: list[NamedRows], *, n_chunks: int
-) -> Schedule:
+def _schedule(mesh: Mesh, collective: Collective, name: str, sends: NamedRows) -> Schedule:
     """Return the schedule: all but the first rank put their own away, all send, all add.
 
     The payload of rank r is in buffer r everywhere. Buffer 0 is where the sum is wanted.
@@ -74,13 +72,12 @@ def _schedule(
     n = mesh.n_live
     rank = np.arange(1, n)
     chip, origin = (each.reshape(-1) for each in np.mgrid[0:n, 1:n])
-    put_away = Rows(rank, rank, 0 * rank, n_chunks + 0 * rank, COPY, 0 * rank, rank)
-    add = Rows(chip, chip, 0 * chip, n_chunks + 0 * chip, REDUCE, origin)
+    put_away = Rows(rank, rank, 0 * rank, 1 + 0 * rank, COPY, 0 * rank, rank)
+    add = Rows(chip, chip, 0 * chip, 1 + 0 * chip, REDUCE, origin)
     return schedule_of(
-        [("put away", put_away), *sends, ("add", add)],
+        [("put away", put_away), sends, ("add", add)],
         algorithm=name,
         collective=collective,
-        owners=np.zeros(n_chunks, dtype=np.int32),
+        owners=np.zeros(1, dtype=np.int32),
         n_ranks=n,
-        cuts=np.linspace(0.0, 1.0, n_chunks + 1),
     )
