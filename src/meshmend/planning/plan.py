@@ -136,17 +136,25 @@ class Plan:
         return self._simulated(self.target, self.pipeline)
 
     def _simulated(self, target: Target, pipeline: Pipeline | None) -> Simulation:
-        routes = self.placement.routes
-        program = program_of(self.schedule, self.hazards, routes)
-        if pipeline is None:
-            return best_slices(program, target.fabric, payload_bytes=target.payload_bytes)
-        remaining = remaining_hops(self.schedule, self.hazards, routes)
+        if pipeline is not None:
+            return self.in_pipeline(pipeline, target)
+        program = program_of(self.schedule, self.hazards, self.placement.routes)
+        return best_slices(program, target.fabric, payload_bytes=target.payload_bytes)
+
+    def in_pipeline(
+        self, pipeline: Pipeline, target: Target | None = None, *, trace: bool = False
+    ) -> Simulation:
+        """Return the simulation of this plan in a pipeline, on its own target unless given."""
+        target, routes = target or self.target, self.placement.routes
         return simulate(
-            program,
+            program_of(self.schedule, self.hazards, routes),
             target.fabric,
             payload_bytes=target.payload_bytes,
             slices=pipeline.slices,
-            delay_slices=pipeline.delays(self.schedule, remaining),
+            delay_slices=pipeline.delays(
+                self.schedule, remaining_hops(self.schedule, self.hazards, routes)
+            ),
+            trace=trace,
         )
 
     @cached_property

@@ -11,13 +11,10 @@ from typing import Final
 from meshmend.planning.packed_trees import Trees, TreeShape
 from meshmend.planning.plan import Plan, planned
 from meshmend.planning.target import Target
-from meshmend.planning.tree_formula import Pipeline, TreeFormula
+from meshmend.planning.tree_formula import TreeFormula
 from meshmend.planning.tree_search import USUAL_DELAY_HOPS_PER_HOP
-from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule
 from meshmend.schedule.trees import usual_tree_count
-from meshmend.simulator.network_program import program_of
-from meshmend.simulator.rules import simulate
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.trees.tree_packing import tree_packing
@@ -75,19 +72,7 @@ def retargeted(quick: QuickPlan, target: Target) -> QuickPlan:
     pipeline = formula.pipeline(formula.best_slices(), USUAL_DELAY_HOPS_PER_HOP)
     plan = replace(quick.plan, target=target, pipeline=pipeline)
     n_simulated = min(pipeline.slices, max(1, _MOST_MESSAGES // max(1, plan.schedule.n_rows)))
-    first_s = _time_of_slices(plan, n_simulated, pipeline)
+    first = Target(target.payload_bytes * n_simulated / pipeline.slices, target.fabric)
+    first_s = plan.in_pipeline(replace(pipeline, slices=n_simulated), first).time_s
     later_s = (pipeline.slices - n_simulated) * formula.slice_interval_s(pipeline.slices)
     return QuickPlan(plan, quick.trees, first_s + later_s, n_simulated < pipeline.slices)
-
-
-def _time_of_slices(plan: Plan, n_slices: int, pipeline: Pipeline) -> float:
-    """Return how long the first slices of a pipeline take."""
-    routes, target = plan.placement.routes, plan.target
-    remaining = remaining_hops(plan.schedule, plan.hazards, routes)
-    return simulate(
-        program_of(plan.schedule, plan.hazards, routes),
-        target.fabric,
-        payload_bytes=target.payload_bytes * n_slices / pipeline.slices,
-        slices=n_slices,
-        delay_slices=pipeline.delays(plan.schedule, remaining),
-    ).time_s

@@ -4,7 +4,7 @@ import base64
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +28,7 @@ from meshmend.pages.explore.planner_process import PlannerTask
 from meshmend.planning.plan import Plan
 from meshmend.planning.progress import ProgressCallback
 from meshmend.planning.tree_formula import Pipeline
-from meshmend.schedule.priority import remaining_hops
-from meshmend.simulator.network_program import program_of
-from meshmend.simulator.rules import Simulation, Trace, simulate
+from meshmend.simulator.rules import Simulation, Trace
 from meshmend.topology.failures import Chip
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
@@ -141,7 +139,8 @@ def timeline_of(plan: Plan, *, slice_number: int | None = None) -> Timeline:
     n_shown = max(1, min(n_slices, _MOST_MESSAGES // max(1, plan.schedule.n_rows)))
     if slice_number is not None and not 0 <= slice_number < n_shown:
         raise InputError(f"a slice needs a number from 0 to {n_shown - 1}, but got {slice_number}")
-    simulation = _traced(plan, n_shown)
+    pipeline = replace(plan.pipeline or Pipeline(n_slices), slices=n_shown)
+    simulation = plan.in_pipeline(pipeline, trace=True)
     trace = simulation.trace
     assert trace is not None, "simulated with a trace"
     busy = _frames(trace, simulation, slice_number)
@@ -149,20 +148,6 @@ def timeline_of(plan: Plan, *, slice_number: int | None = None) -> Timeline:
     whole = np.zeros((N_FRAMES, mesh.n_chips * 2 * len(mesh.shape)), dtype=np.uint8)
     whole[:, whole_channels(mesh)] = busy
     return Timeline(simulation.time_s, n_slices, n_shown, slice_number, whole)
-
-
-def _traced(plan: Plan, n_slices: int) -> Simulation:
-    routes, target = plan.placement.routes, plan.target
-    pipeline = plan.pipeline or Pipeline(n_slices)
-    remaining = remaining_hops(plan.schedule, plan.hazards, routes)
-    return simulate(
-        program_of(plan.schedule, plan.hazards, routes),
-        target.fabric,
-        payload_bytes=target.payload_bytes,
-        slices=n_slices,
-        delay_slices=pipeline.delays(plan.schedule, remaining),
-        trace=True,
-    )
 
 
 def _frames(trace: Trace, simulation: Simulation, slice_number: int | None) -> NDArray[np.uint8]:
