@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from meshmend.planning.choose import choose
 from meshmend.planning.comparison import compared
-from meshmend.planning.exchange_prices import REGIONS, least_regions_s
-from meshmend.planning.least_times import least_time
+from meshmend.planning.least_times import REGIONS, least_regions_s, least_time
 from meshmend.planning.plan import plan
 from meshmend.planning.pricing import names_to_try, price, supported_names
 from meshmend.planning.target import Question
@@ -206,7 +205,7 @@ def test_no_algorithm_beats_the_time_that_rules_it_out(
         if name not in {"trees", "two-roots"}:  # their times are hopes, not bounds
             least_s = least_time(question, name)
             if name in REGIONS:
-                least_s = least_regions_s(mesh, machine, payload_bytes, name)
+                least_s = least_regions_s(question, name)
             priced = price(question, name)
             assert priced.time_s >= (1 - 1e-9) * least_s, name
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import MeshmendError
 from meshmend.planning.colour_search import quick_colours
-from meshmend.planning.exchange_prices import REGIONS
+from meshmend.planning.least_times import REGIONS
 from meshmend.planning.owner_search import is_ring_faster
 from meshmend.planning.plan import AUTO, Plan, fastest_trees, plan
 from meshmend.planning.plan_request import SumSizes

@@ -14,14 +14,15 @@ import numpy as np
 
 from meshmend.errors import TopologyError
 from meshmend.planning.cache import Cache
-from meshmend.planning.exchange_prices import (
+from meshmend.planning.least_times import (
     EXPRESS,
     REGIONS,
     SCATTERED_AXES,
     WHOLE_SUMS,
     exchange_skew,
+    least_time,
+    optimistic_tree_s,
 )
-from meshmend.planning.least_times import least_time, optimistic_tree_s
 from meshmend.planning.packed_trees import Trees, TreeShape, packing_of, trees_of
 from meshmend.planning.pricing import TREES, Price, names_to_try, price, price_below
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress

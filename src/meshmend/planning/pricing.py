@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
-from meshmend.planning.exchange_prices import (
+from meshmend.planning.least_times import (
     EXPRESS,
     REGIONS,
     RINGS_ND,
@@ -19,10 +19,11 @@ from meshmend.planning.exchange_prices import (
     TWO_ROOTS,
     Delays,
     exchange_skew,
+    least_time,
     n_exchange_rows,
+    optimistic_tree_s,
     skewed_delays,
 )
-from meshmend.planning.least_times import least_time, optimistic_tree_s
 from meshmend.planning.owner_search import OwnerTrees, best_owner_trees
 from meshmend.planning.packed_trees import Trees, TreeShape, packing_of, trees_of
 from meshmend.planning.progress import ProgressCallback, no_progress

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from meshmend.planning.target import Question
 from meshmend.simulator.network_program import Program
 from meshmend.simulator.rules import Simulation, simulate
-from meshmend.topology.fabric import Fabric
-from meshmend.topology.mesh import Mesh
 from meshmend.trees.two_root_trees import (
     N_CHUNKS,
     TwoRootFigures,
@@ -32,7 +30,7 @@ _MOST_SLICES: Final = 512
 _MOST_MESSAGES: Final = 8_000_000  # of one simulation: 128x128 has 65,000 rows
 
 
-def optimistic_two_roots_s(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> float:
+def optimistic_two_roots_s(question: Question) -> float:
     """Return a time that `two-roots` was not seen to beat.
 
     Where a payload takes longer than the window of the trees, what goes up meets what comes down,
@@ -41,12 +39,13 @@ def optimistic_two_roots_s(mesh: Mesh, fabric: Fabric, payload_bytes: float) -> 
     Raises:
         UnsupportedError: the mesh has no slit.
     """
+    mesh, fabric, payload_bytes = question.mesh, question.fabric, question.payload_bytes
     error = _FORMULA_ERROR if mesh.n_live > _FEW_CHIPS else _FORMULA_ERROR_OF_FEW
     bytes_s = payload_bytes / N_CHUNKS / fabric.link_bandwidth_bytes_per_s
     if bytes_s > _LONG_WINDOWS * two_root_window(mesh) * fabric.hop_latency_s:
         return error * 2 * (1 - 1 / _LONG_WINDOWS) * bytes_s  # no need to know more
     figures = two_root_figures(mesh)
-    slices = _best_slices(figures, fabric, payload_bytes)
+    slices = _best_slices(figures, question)
     hold_s = fabric.message_overhead_s + bytes_s / slices
     way_s = figures.hops * fabric.hop_latency_s + figures.stops * hold_s
     window_s = figures.window * (fabric.hop_latency_s + hold_s)
@@ -59,7 +58,7 @@ def fastest_two_roots(
 ) -> Simulation:
     """Return the fastest simulation: with the formula's number of slices, or one near it."""
     figures = two_root_figures(question.mesh)
-    slices = _best_slices(figures, question.fabric, question.payload_bytes)
+    slices = _best_slices(figures, question)
     most = max(1, _MOST_MESSAGES // program.n_rows)
     tried = {max(1, min(most, round(slices * factor))) for factor in (1.0, *_OTHER_SLICES)}
     results = [
@@ -75,9 +74,10 @@ def fastest_two_roots(
     return min(results, key=lambda result: result.time_s)
 
 
-def _best_slices(figures: TwoRootFigures, fabric: Fabric, payload_bytes: float) -> int:
+def _best_slices(figures: TwoRootFigures, question: Question) -> int:
     """Return the number of slices that makes the formula least."""
-    bytes_s = payload_bytes / N_CHUNKS / fabric.link_bandwidth_bytes_per_s
+    fabric = question.fabric
+    bytes_s = question.payload_bytes / N_CHUNKS / fabric.link_bandwidth_bytes_per_s
     if not fabric.message_overhead_s:
         return _MOST_SLICES // 2 if bytes_s else 1
     best = math.sqrt(figures.stops * bytes_s / fabric.message_overhead_s)
