@@ -166,7 +166,7 @@ def local_job(config: "JobConfig") -> "tuple[Mesh, tuple[Fault, ...]]":
     board_from(config.mesh.board, mesh)
     if config.local.testbed:
         parse_bandwidth(config.local.testbed)
-    if mesh.failed or mesh.failed_links:
+    if mesh.has_failures:
         _check_connected(mesh)
     return mesh, faults
 

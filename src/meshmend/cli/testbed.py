@@ -315,13 +315,11 @@ def _chip_of(text: str) -> "Chip":
 def _facts(bed: "Testbed") -> dict[str, Any]:
     from meshmend.lab.testbed.names import intact
     from meshmend.lab.testbed.records import way_of
-    from meshmend.topology.failures import Link
 
     record = bed.record
     mesh = record.current_mesh()
     full = intact(mesh)
-    up = {Link.between(mesh.live[a], mesh.live[b]) for a, b in mesh.links.tolist()}
-    every = [Link.between(full.live[a], full.live[b]) for a, b in full.links.tolist()]
+    up = set(mesh.live_links())
     return {
         "name": bed.name,
         "mesh": str(mesh),
@@ -349,7 +347,7 @@ def _facts(bed: "Testbed") -> dict[str, Any]:
                     for ends in ((link.first, link.second), (link.second, link.first))
                 ],
             }
-            for link in every
+            for link in full.live_links()
         ],
     }
 

@@ -22,9 +22,8 @@ from meshmend.forecast.scenario import (
     WRONG,
     YEAR_S,
     Scenario,
-    Shape,
 )
-from meshmend.topology.failures import Block, Chip, Failure, Link
+from meshmend.topology.failures import Block, Chip, Failure, Link, blocks_over
 
 Life = tuple[float, float, int, int]
 
@@ -120,7 +119,7 @@ def machine_of(scenario: Scenario) -> Machine:
     failing = _failing(scenario)
     by_kind = {kind: list(_domains(scenario, kind)) for kind in failing}
     domains = [domain for kind in failing for domain in by_kind[kind]]
-    slots = tuple(_tiles(scenario.mesh.shape, scenario.spares.unit))
+    slots = tuple(blocks_over(scenario.mesh.shape, scenario.spares.unit))
     units = [_units_of(scenario, domain.failure) for domain in domains]
     in_first = [domain for domain, of in zip(domains, units, strict=True) if 0 in of]
     spare_kinds = [domain.kind for domain in in_first if domain.kind != "rack"]
@@ -157,14 +156,8 @@ def _domains(scenario: Scenario, kind: str) -> Iterator[Domain]:
     if kind in ("link", SLOW_LINK):
         yield from (Domain(kind, link) for link in _links(scenario))
     else:
-        blocks = _tiles(scenario.mesh.shape, scenario.shape_of(kind))
+        blocks = blocks_over(scenario.mesh.shape, scenario.shape_of(kind))
         yield from (Domain(kind, block) for block in blocks)
-
-
-def _tiles(extents: Shape, shape: Shape) -> Iterator[Block]:
-    pairs = zip(extents, shape, strict=True)
-    corners = itertools.product(*(range(0, size, part) for size, part in pairs))
-    return (Block(shape, corner) for corner in corners)
 
 
 def _links(scenario: Scenario) -> Iterator[Link]:
@@ -174,7 +167,7 @@ def _links(scenario: Scenario) -> Iterator[Link]:
         for axis, size in enumerate(mesh.shape):
             if chip[axis] + 1 < size:
                 yield Link.between(chip, _moved(chip, axis, chip[axis] + 1))
-            elif mesh.wrap[axis] and size > 2:
+            elif mesh.rings[axis]:
                 yield Link.between(chip, _moved(chip, axis, 0))
 
 

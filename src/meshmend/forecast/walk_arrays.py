@@ -221,7 +221,7 @@ def walk_arrays(machine: Machine, prices: "StepPrices", n_log: int) -> WalkArray
     """Return the arrays for a machine; `n_log` changes of a walk are written down."""
     mesh, holes = machine.scenario.mesh, hole_arrays(machine)
     shape = padded(mesh.shape, 1)
-    wraps = padded([w and n > 2 for w, n in zip(mesh.wrap, mesh.shape, strict=True)], 0)
+    wraps = padded(mesh.rings, 0)
     n_chips, n_holes, n_slots = mesh.n_chips, len(holes.boxes), machine.n_slots
     n_domains, table_size = len(machine.kind_of), max(shape) + 1
     supported = np.array(prices.is_supported, dtype=bool)

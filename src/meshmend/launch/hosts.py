@@ -5,7 +5,6 @@ files and addresses. A host has one of the equal blocks that tile the mesh; name
 hosts belong to the schedulers. Does not import torch, so that a coordinator can run without it.
 """
 
-import itertools
 import socket
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from meshmend.membership.messages import COORDINATOR, OBSERVER
 from meshmend.topology.failures import (
     Block,
     Chip,
+    blocks_over,
     board_shape,
     format_shape,
     parse_failure,
@@ -196,10 +196,7 @@ def host_blocks(mesh: "Mesh", shape: tuple[int, ...]) -> tuple[Block, ...]:
             f"got {format_shape(shape)}; each extent of the mesh must be a multiple of the "
             "block's extent on that axis"
         )
-    origins = itertools.product(
-        *(range(0, extent, size) for extent, size in zip(mesh.shape, shape, strict=True))
-    )
-    return tuple(Block(shape, origin) for origin in origins)
+    return tuple(blocks_over(mesh.shape, shape))
 
 
 def host_shape_from(text: str | None, mesh: "Mesh") -> tuple[int, ...]:

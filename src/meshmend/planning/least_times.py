@@ -84,7 +84,7 @@ def exchange_skew(mesh: Mesh, name: str) -> float:
         return ALL_TO_ALL_SKEW
     if name in REGIONS:
         return SKEW
-    is_uneven = bool(mesh.failed or mesh.failed_links) or not all(
+    is_uneven = mesh.has_failures or not all(
         wraps or size <= 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
     )
     if name == RINGS_ND:
@@ -184,7 +184,7 @@ def least_exchange_s(question: Question, name: str) -> float:
     busiest = received / n_channels
     bytes_s = busiest * question.payload_bytes / fabric.link_bandwidth_bytes_per_s
     hop_s = fabric.hop_latency_s
-    if not (mesh.failed or mesh.failed_links):  # no message goes around a hole: all stop everywhere
+    if not mesh.has_failures:  # no message goes around a hole: all stop everywhere
         hop_s += fabric.message_overhead_s
     return max(bytes_s, _hops(mesh, n_scattered) * hop_s)
 
@@ -260,12 +260,9 @@ def _hops(mesh: Mesh, n_scattered: int) -> int:
     With failed chips, ways around holes may be shorter than along the axes.
     """
     hops = mesh_figures(mesh).diameter
-    if not (mesh.failed or mesh.failed_links):
-        farthest = [
-            size // 2 if wraps and size > 2 else size - 1
-            for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
-            if size > 1
-        ]
+    if not mesh.has_failures:
+        sizes = zip(mesh.shape, mesh.rings, strict=True)
+        farthest = [size // 2 if on_ring else size - 1 for size, on_ring in sizes if size > 1]
         hops += sum(sorted(farthest)[:n_scattered])
     return hops
 
@@ -278,14 +275,14 @@ def _received_payloads(mesh: Mesh, n_scattered: int) -> float:
     goes around a hole makes the busiest link carry more; with few failures, `_BUSIER` times more
     was the least that was seen.
     """
-    if mesh.failed or mesh.failed_links:
+    if mesh.has_failures:
         if not n_scattered:
             positions = [len(np.unique(at)) for at in mesh.coordinates.T if at.max() > at.min()]
             return min(positions, default=1) - 1
         if len(mesh.failed) + len(mesh.failed_links) > mesh.n_chips / 8:
             return 0.0
     least = min(_received_in_order(mesh, order, n_scattered) for order in axis_orders(mesh))
-    return least * _BUSIER if mesh.failed or mesh.failed_links else least
+    return least * _BUSIER if mesh.has_failures else least
 
 
 def _received_in_order(mesh: Mesh, order: tuple[int, ...], n_scattered: int) -> float:

@@ -41,7 +41,7 @@ from meshmend.planning.catalogue import (
 from meshmend.planning.files import PlanFile, decode_plan, encode_plan
 from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes, tile_of
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
-from meshmend.topology.failures import format_shape
+from meshmend.topology.failures import blocks_over, format_shape
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
@@ -62,15 +62,8 @@ def board_losses(mesh: Mesh, board: tuple[int, ...]) -> Iterator[Mesh]:
 
     Chips that are cut off by the loss count as failed.
     """
-    corners = itertools.product(
-        *(range(0, extent, size) for extent, size in zip(mesh.shape, board, strict=True))
-    )
-    for corner in corners:
-        spans = zip(corner, board, mesh.shape, strict=True)
-        inside = set(
-            itertools.product(*(range(at, min(at + size, end)) for at, size, end in spans))
-        )
-        lost = inside & set(mesh.live)
+    for block in blocks_over(mesh.shape, board):
+        lost = {chip for chip in block.chips() if chip in mesh.rank_of}
         if lost and len(lost) < mesh.n_live:
             yield largest_part(replace(mesh, failed=mesh.failed | lost))
 

@@ -219,10 +219,8 @@ def names_to_try(mesh: Mesh, collective: Collective = Collective.ALLREDUCE) -> I
     wraps around, an exchange takes half of the hops of `express`, unless failures cut all rings.
     Elsewhere it saves at most a hop for each axis, so only small meshes try it.
     """
-    wraps_around = any(
-        wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
-    )
-    has_rings = wraps_around and not (mesh.failed or mesh.failed_links)
+    wraps_around = any(mesh.rings)
+    has_rings = wraps_around and not mesh.has_failures
     names = list(supported_names(mesh, collective))
     if collective is Collective.ALL_TO_ALL:
         # Around a hole the price of relays rules `pairs` out, which need not be simulated then.

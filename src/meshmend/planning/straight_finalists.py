@@ -66,8 +66,7 @@ def _gap(formula: TreeFormula, request: PipelineRequest) -> float:
 def _found(figures: MeshFigures, n_trees: int) -> list[TreeShape]:
     """Return the first straight trees whose links need no more than the pace."""
     found: list[TreeShape] = []
-    has_failures = bool(figures.mesh.failed or figures.mesh.failed_links)
-    n_wanted = _MOST_FOUND if has_failures else _MOST_FOUND_IF_FULL
+    n_wanted = _MOST_FOUND if figures.mesh.has_failures else _MOST_FOUND_IF_FULL
     for choice in root_choices(figures, n_trees)[:_MOST_BENT]:
         shape = TreeShape(n_trees, choice.slack, straight=choice.seed)
         if is_straight(figures.mesh, shape):

@@ -147,9 +147,7 @@ def least_tree_hops(figures: MeshFigures) -> tuple[int, int]:
     the gates, without stopping, and half of the way up and down: about a radius.
     """
     mesh, hops = figures.mesh, figures.radius + figures.diameter // 2
-    is_tried = FEWEST_RANKS <= mesh.n_live <= _MOST_RANKS_WITH_ROOTED and any(
-        wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
-    )
+    is_tried = FEWEST_RANKS <= mesh.n_live <= _MOST_RANKS_WITH_ROOTED and any(mesh.rings)
     if is_tried and hops < 2 * figures.radius:
         return hops, figures.radius
     return 2 * figures.radius, 2 * figures.radius
@@ -164,9 +162,9 @@ def _may_root_anywhere(figures: MeshFigures) -> bool:
 def _many_on_tori(figures: MeshFigures) -> Iterator[int]:
     """Yield numbers of trees that only uneven tori gain from; small flat ones do not."""
     mesh = figures.mesh
-    n_rings = sum(wraps and size > 2 for size, wraps in zip(mesh.shape, mesh.wrap, strict=True))
+    n_rings = sum(mesh.rings)
     is_large = n_rings > 2 or mesh.n_live > _SMALL_RANKS
-    if is_large and (mesh.failed or mesh.failed_links or mesh.has_slow):
+    if is_large and (mesh.has_failures or mesh.has_slow):
         for n_trees in _MOST_TREES_ON_TORI.get(min(n_rings, 3), ()):
             if n_trees * mesh.n_live <= _MOST_RANKS_TIMES_TREES_ON_TORI:
                 yield n_trees

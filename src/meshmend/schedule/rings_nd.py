@@ -79,8 +79,7 @@ def axis_loads(mesh: Mesh) -> NDArray[np.float64]:
         left = 1.0
         for axis in order:
             size = mesh.shape[axis]
-            on_a_ring = mesh.wrap[axis] and size > 2
-            loads[orders[0].index(axis), part] = left * (1 - 1 / size if on_a_ring else 1)
+            loads[orders[0].index(axis), part] = left * (1 - 1 / size if mesh.rings[axis] else 1)
             left /= size
     return loads
 
@@ -99,11 +98,8 @@ def axis_orders(mesh: Mesh) -> list[tuple[int, ...]]:
 
 def _chunks_per_rank(mesh: Mesh) -> int:
     """Return 2 where a share is halved, on rings of even length, else 1."""
-    is_halved = any(
-        wraps and size > 2 and size % 2 == 0
-        for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
-    )
-    return 2 if is_halved else 1
+    sizes = zip(mesh.shape, mesh.rings, strict=True)
+    return 2 if any(on_ring and size % 2 == 0 for size, on_ring in sizes) else 1
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,15 @@ class SlowLink:
         return f"{self.link}={self.speed!r}"
 
 
+def blocks_over(extents: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Block]:
+    """Yield the blocks of a shape that cover a mesh, in row-major order from chip 0 on.
+
+    Where the shape does not divide an extent, the last ones reach beyond the mesh.
+    """
+    starts = (range(0, extent, size) for extent, size in zip(extents, shape, strict=True))
+    return (Block(shape, origin) for origin in itertools.product(*starts))
+
+
 def region(kind: str, chip: Chip) -> Block:
     """Return the board or host that holds a chip; regions tile the mesh from chip 0 on.
 

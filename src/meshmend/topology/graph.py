@@ -90,7 +90,7 @@ def components(mesh: Mesh) -> tuple[tuple[Chip, ...], ...]:
 
 def stranded(mesh: Mesh) -> tuple[Chip, ...]:
     """Return the live chips that are cut off from the largest connected part."""
-    if not (mesh.failed or mesh.failed_links):
+    if not mesh.has_failures:
         return ()
     reached = distances_from(mesh, 0) >= 0
     if reached.all():

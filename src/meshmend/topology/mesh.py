@@ -185,6 +185,16 @@ class Mesh:
         """How many chips are alive."""
         return self.n_chips - len(self.failed)
 
+    @property
+    def has_failures(self) -> bool:
+        """Whether a chip or a link has failed."""
+        return bool(self.failed or self.failed_links)
+
+    @property
+    def rings(self) -> tuple[bool, ...]:
+        """Of each axis whether its lines are rings, if nothing failed; two chips are none."""
+        return tuple(on and size > 2 for on, size in zip(self.wrap, self.shape, strict=True))
+
     @cached_property
     def live(self) -> tuple[Chip, ...]:
         """The live chips in row-major order: `live[rank]` is that rank's chip."""
@@ -208,7 +218,7 @@ class Mesh:
         ports = np.full((*self.shape, 2 * len(self.shape)), -1, dtype=np.int32)
         for axis, size in enumerate(self.shape):
             down, up = np.roll(rank, 1, axis), np.roll(rank, -1, axis)
-            if not (self.wrap[axis] and size > 2):
+            if not self.rings[axis]:
                 down[_at(axis, 0)] = -1
                 up[_at(axis, size - 1)] = -1
             ports[..., 2 * axis], ports[..., 2 * axis + 1] = down, up
@@ -224,6 +234,10 @@ class Mesh:
         here, port = np.nonzero(self.neighbor_ranks > np.arange(self.n_live)[:, None])
         there = self.neighbor_ranks[here, port]
         return _frozen(np.stack([here.astype(np.int32), there], axis=1))
+
+    def live_links(self) -> tuple[Link, ...]:
+        """Return the links of `links` as values."""
+        return tuple(Link(self.live[one], self.live[other]) for one, other in self.links.tolist())
 
     @cached_property
     def port_speeds(self) -> NDArray[np.float64]:
@@ -315,7 +329,7 @@ class Mesh:
             return False
         (axis,) = apart
         step, size = link.second[axis] - link.first[axis], self.shape[axis]
-        return step == 1 or (self.wrap[axis] and size > 2 and step == size - 1)
+        return step == 1 or (self.rings[axis] and step == size - 1)
 
 
 def format_wrap(wrap: tuple[bool, ...]) -> str:

@@ -110,7 +110,7 @@ def default_virtual_channels(mesh: Mesh) -> int:
     On a full torus shortest routes need two virtual channels for each axis to break its ring,
     in all combinations.
     """
-    n_wraps = sum(on and size > 2 for on, size in zip(mesh.wrap, mesh.shape, strict=True))
+    n_wraps = sum(mesh.rings)
     return max(4, 1 << min(n_wraps, 7)) if n_wraps else 2
 
 

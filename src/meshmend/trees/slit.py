@@ -66,9 +66,7 @@ def likely_slits(mesh: Mesh) -> tuple[Slit, ...]:
         UnsupportedError: the mesh has an axis too many or one that wraps around, or no slit leaves
             two connected sides.
     """
-    is_flat = len(mesh.shape) == 2 and not any(
-        size == 1 or (wraps and size > 2) for size, wraps in zip(mesh.shape, mesh.wrap, strict=True)
-    )
+    is_flat = len(mesh.shape) == 2 and 1 not in mesh.shape and not any(mesh.rings)
     found = sorted(_slits(mesh), key=lambda each: each[0]) if is_flat else []
     without_length = [slit for (length, *_), slit in found if not length]
     likely = map(_first_with_sides, ([slit for _, slit in found], without_length))

@@ -65,7 +65,7 @@ def link_rate(bed: Testbed, link: Link | None = None) -> LinkRate:
 
 def _live_link(bed: Testbed, link: Link | None) -> Link:
     mesh = bed.mesh
-    live = [Link.between(mesh.live[one], mesh.live[other]) for one, other in mesh.links.tolist()]
+    live = mesh.live_links()
     if not live or (link is not None and link not in live):
         raise TestbedError(
             f"link_rate needs a link that is up in {mesh}, but got {link or 'no link at all'}"

@@ -168,7 +168,7 @@ def reach(mesh: Mesh, source: Chip, target: Chip) -> tuple[Reach, int]:
         return Reach.FAR, 0
     (axis,) = apart
     step, size = target[axis] - source[axis], mesh.shape[axis]
-    over_border = mesh.wrap[axis] and size > 2 and abs(step) == size - 1
+    over_border = mesh.rings[axis] and abs(step) == size - 1
     port = 2 * axis + int((step > 0) != over_border)
     if abs(step) != 1 and not over_border:
         return (Reach.SKIP if axis >= len(mesh.shape) - 2 else Reach.FAR), port

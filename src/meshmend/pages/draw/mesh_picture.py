@@ -135,7 +135,7 @@ def ground_keys(mesh: Mesh) -> list[Key]:
         keys.append(Key(AMBER, "slow link, thinner if slower", "line"))
     if stranded(mesh):
         keys.append(Key(LIVE_EDGE, "cut off", "hatch", STRANDED_FILL))
-    if any(on and size > 2 for on, size in zip(mesh.wrap, mesh.shape, strict=True)):
+    if any(mesh.rings):
         keys.append(Key(LINK, "wraps around", "line"))
     return keys
 
@@ -202,10 +202,9 @@ def _run(mesh: Mesh, rank: int, axis: int) -> Chip | None:
 def _slow_links(grid: Grid) -> list[str]:
     """Draw each slow link, the thinner the slower, with its speed as a tooltip."""
     mesh, marks = grid.mesh, []
-    for (one, other), speed in zip(mesh.links.tolist(), mesh.link_speeds.tolist(), strict=True):
+    for link, speed in zip(mesh.live_links(), mesh.link_speeds.tolist(), strict=True):
         if speed == 1:
             continue
-        link = Link(mesh.live[one], mesh.live[other])
         data = "".join(line_path(part) for part in _link_lines(grid, link))
         width = max(1.0, (0.03 + 0.15 * speed) * grid.pitch)
         look: Attributes = {"fill": "none", "stroke": AMBER, "stroke-width": width}

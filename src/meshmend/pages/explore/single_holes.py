@@ -21,8 +21,7 @@ Hole = str
 def broken_meshes(full: Mesh, unit: str) -> Iterator[Mesh]:
     """Yield a mesh for each chip, link, board or host that a click on the page breaks."""
     if unit in {"link", SLOW}:
-        for one, other in full.links.tolist():
-            link = Link.between(full.live[one], full.live[other])
+        for link in full.live_links():
             yield full.slowed(SlowLink(link, SLOW_SPEED)) if unit == SLOW else full.without(link)
         return
     if unit != "chip" and len(full.shape) < 2:

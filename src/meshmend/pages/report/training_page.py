@@ -66,7 +66,7 @@ from meshmend.pages.report.training_run import (
     samples_per_s,
     smoothing_s,
 )
-from meshmend.topology.failures import Chip, format_chip
+from meshmend.topology.failures import Chip, blocks_over, format_chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_tile
 from meshmend.units import counted
@@ -525,15 +525,13 @@ def periods(run: TrainingRun) -> Iterator[tuple[RunGeneration, float, float]]:
 
 
 def _parts(mesh: Mesh, shape: tuple[int, ...], name: str) -> tuple[Lane, ...]:
-    corners = itertools.product(*(range(0, n, s) for n, s in zip(mesh.shape, shape, strict=True)))
-    result = []
-    for corner in corners:
-        lines = [
-            range(at, min(at + part, extent))
-            for at, part, extent in zip(corner, shape, mesh.shape, strict=True)
-        ]
-        result.append(Lane(f"{name} {format_chip(corner)}", frozenset(itertools.product(*lines))))
-    return tuple(result)
+    return tuple(
+        Lane(
+            f"{name} {format_chip(block.origin)}",
+            frozenset(chip for chip in block.chips() if chip in mesh),
+        )
+        for block in blocks_over(mesh.shape, shape)
+    )
 
 
 def lane_marks(run: TrainingRun, lane: Lane, across: Span, place: tuple[float, float]) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from meshmend.errors import InputError, TopologyError
-from meshmend.topology.failures import Block, Chip, Link, SlowLink
+from meshmend.topology.failures import Block, Chip, SlowLink
 from meshmend.topology.mesh import Mesh
 
 Message = dict[str, list[Any]]  # each field with all its values; a value may be a Message
@@ -70,7 +70,7 @@ def graph_of_mesh(mesh: Mesh) -> str:
     Raises:
         InputError: the mesh has failed chips or links, which a descriptor cannot say.
     """
-    if mesh.failed or mesh.failed_links:
+    if mesh.has_failures:
         raise InputError(
             f"a mesh graph descriptor has all its chips and links, but {mesh} has failures; "
             "export the mesh without them"
@@ -114,11 +114,10 @@ def mesh_of_system(text: str, wanted: Mesh) -> tuple[Mesh, dict[int, Chip]]:
     missing = [place for place in Mesh(wanted.shape).live if place not in at]
     mesh = wanted.without(*(Block((1,) * len(place), place) for place in missing))
     slow = []
-    for pair in Mesh(wanted.shape, wanted.wrap).links.tolist():
-        ends = [Mesh(wanted.shape).live[rank] for rank in pair]
+    for link in Mesh(wanted.shape, wanted.wrap).live_links():
+        ends = (link.first, link.second)
         if not all(end in at for end in ends):
             continue
-        link = Link.between(*ends)
         one, other = sorted(at[end] for end in ends)
         n_cables = cables.get((one, other), 0)
         if n_cables == 0:
