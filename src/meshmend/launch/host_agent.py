@@ -38,7 +38,7 @@ from meshmend.launch.supervisor import (
     Supervisor,
     say,
 )
-from meshmend.launch.worker import Place, elastic_rank, torchrun_variables
+from meshmend.launch.worker import Place, worker_variables
 from meshmend.planning.environment import Environment
 from meshmend.topology.failures import Chip
 from meshmend.train.state.checkpoint import SAVE_NOTICE
@@ -174,19 +174,9 @@ def variables_of(environment: Environment, chips: Sequence[Chip]) -> dict[Chip, 
     LOCAL_RANK is its number among the workers of its host, by which a script that knows torchrun
     picks its GPU.
     """
-    assert environment.settings is not None
     assert environment.coordinator is not None
-    at_start = environment.settings.mesh
+    master = environment.coordinator
     return {
-        chip: {
-            **torchrun_variables(
-                elastic_rank(chip, at_start),
-                at_start.n_live,
-                local_rank=number,
-                local_world_size=len(chips),
-                master=environment.coordinator,
-            ),
-            **replace(environment, chip=chip).to_environment(),
-        }
-        for number, chip in enumerate(chips)
+        chip: worker_variables(replace(environment, chip=chip), master, on_host=chips)
+        for chip in chips
     }

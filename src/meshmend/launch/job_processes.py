@@ -24,7 +24,7 @@ from meshmend.launch.supervisor import (
     KeptProcess,
     Supervisor,
 )
-from meshmend.launch.worker import Place, elastic_rank, torchrun_variables
+from meshmend.launch.worker import Place, worker_variables
 from meshmend.membership.coordinator_server import CoordinatorServer
 from meshmend.membership.events import (
     GenerationBegan,
@@ -43,13 +43,14 @@ from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import configured_mesh
 from meshmend.train.core.worker_environment import coordinator_client
 from meshmend.train.state.checkpoint import LAUNCHER_NOTICE, SAVE_NOTICE
+from meshmend.transport.listener import Address
 from meshmend.units import parse_bandwidth
 
 _log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.02
 GAVE_UP: Final = 3  # the exit code of a coordinator whose job has failed
-IN_TESTBED: Final = {"GLOO_SOCKET_IFNAME": "chip"}  # the interface of a worker in a testbed
+_IN_TESTBED: Final = {"GLOO_SOCKET_IFNAME": "chip"}  # the interface of a worker in a testbed
 
 # Faults to inject now, from what goes on and the seconds since the start; None ends the job.
 MoreFaults = Callable[[JobView, float], Iterable[Fault] | None]
@@ -113,6 +114,17 @@ def in_testbed(config: JobConfig, address: str) -> JobConfig:
     return config.with_({"sums.bind": address, "sums.window": window})
 
 
+def variables_here(
+    environment: Environment, master: Address, bed: Testbed | None
+) -> dict[str, str]:
+    """Return the variables of a chip's worker on this machine, in a testbed if there is one."""
+    if bed is None:
+        return worker_variables(environment, master)
+    assert environment.chip is not None
+    config = in_testbed(environment.config, bed.address(environment.chip))
+    return worker_variables(replace(environment, config=config), master) | _IN_TESTBED
+
+
 class JobProcesses:
     """All processes of a job; `workers[chip]` is the latest worker of a chip.
 
@@ -152,28 +164,13 @@ class JobProcesses:
 
     def start_worker(self, chip: Chip, faults: Sequence[str] = ()) -> None:
         """Start the worker of a chip; it injects `faults` into itself."""
-        job, bed, config = self._job, self._bed, self._common.config
-        if bed is not None:
-            config = in_testbed(config, bed.address(chip))
-        environment = replace(self._common, config=config, chip=chip, faults=tuple(faults))
-        at_start, coordinator = job.mesh, self._listener.getsockname()[:2]
-        rank = elastic_rank(chip, at_start)
-        variables = {
-            **torchrun_variables(
-                rank,
-                at_start.n_live,
-                local_rank=rank,
-                local_world_size=at_start.n_live,
-                master=coordinator,
-            ),
-            **environment.to_environment(),
-            **(IN_TESTBED if bed else {}),
-        }
+        job, bed = self._job, self._bed
+        environment = replace(self._common, chip=chip, faults=tuple(faults))
         place = Place(
             chip=chip,
             first=_begin_worker,
             enter=bed.enter if bed else None,
-            environment=variables,
+            environment=variables_here(environment, self._listener.getsockname()[:2], bed),
             n_threads=job.n_threads,
         )
         self.workers[chip] = self.supervisor.fork_worker(job.body, place)

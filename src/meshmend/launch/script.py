@@ -27,7 +27,7 @@ from meshmend.errors import InputError, TerminatedError
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.elastic import RecordedRun, run_recorded
 from meshmend.launch.job_page import PageRequest
-from meshmend.launch.job_processes import IN_TESTBED, ElasticJob, in_testbed, testbed_of
+from meshmend.launch.job_processes import ElasticJob, testbed_of, variables_here
 from meshmend.launch.journal import start_event, write_report
 from meshmend.launch.supervisor import Supervisor
 from meshmend.launch.termination import TERMINATED, terminable
@@ -37,7 +37,6 @@ from meshmend.launch.worker import (
     Script,
     compute_in_one_thread,
     script_body,
-    torchrun_variables,
 )
 from meshmend.membership.events import TimedEvent
 from meshmend.packages import need
@@ -53,6 +52,7 @@ from meshmend.transport.event_loop import load_event_loop
 
 _GRACE_S = 1.0  # after a failure, for its cause to end and for other workers to print their errors
 
+_MASTER = ("127.0.0.1", 29500)  # of torchrun; workers find each other through a file
 _BACKEND = ("meshmend.torch", "meshmend.torch.group_factory")
 # DistributedDataParallel imports the first two at its first use, which would take each worker
 # seconds.
@@ -122,10 +122,11 @@ class _Workers:
     def start(self, rank: int, store: Path) -> None:
         """Fork the worker of one rank."""
         chip = self._mesh.live[rank]
+        environment = replace(self._common, chip=chip)
         place = Place(
             chip=chip,
             enter=self._bed.enter if self._bed else None,
-            environment=self._environment(rank, chip),
+            environment=variables_here(environment, _MASTER, self._bed) | {"GROUP_RANK": "0"},
             rendezvous=Rendezvous(rank, self._mesh.n_live, store),
             n_threads=self._n_threads,
         )
@@ -156,20 +157,6 @@ class _Workers:
         )
         print(first.traceback, file=sys.stderr, end="")
         return first.code or 1
-
-    def _environment(self, rank: int, chip: Chip) -> dict[str, str]:
-        """Return the variables that torchrun would set, and those that the backend reads."""
-        config, bed, n_live = self._common.config, self._bed, self._mesh.n_live
-        if bed is not None:
-            config = in_testbed(config, bed.address(chip))
-        return {
-            **torchrun_variables(
-                rank, n_live, local_rank=rank, local_world_size=n_live, master=("127.0.0.1", 29500)
-            ),
-            "GROUP_RANK": "0",
-            **replace(self._common, config=config, chip=chip).to_environment(),
-            **(IN_TESTBED if bed else {}),
-        }
 
 
 def run_script(

@@ -22,14 +22,14 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -44,19 +44,17 @@ from meshmend.errors import (
 from meshmend.launch.termination import ending_signals
 from meshmend.processes import die_with_parent
 from meshmend.topology.failures import Chip
-from meshmend.topology.mesh import Mesh
 from meshmend.transport.listener import Address
+
+if TYPE_CHECKING:
+    from meshmend.planning.environment import Environment  # which takes long to import
 
 BAD_INPUT: Final = 2  # the exit code of a worker, and of a command, that was refused its input
 
-_OF_TORCHRUN: Final = [
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-]
+_OF_TORCHRUN: Final = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
 # The trainers that run on a `Job`, by the library that each is made for.
 _TRAINERS: Final = ("meshmend.train.hf", "meshmend.train.lightning")
 
@@ -104,26 +102,23 @@ class Pipes:
     report: int
 
 
-def torchrun_variables(
-    rank: int, world_size: int, *, local_rank: int, local_world_size: int, master: Address
+def worker_variables(
+    environment: "Environment", master: Address, *, on_host: Sequence[Chip] = ()
 ) -> dict[str, str]:
-    """Return the variables that torchrun sets, by which scripts know that they are one of many."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_world_size),
-        "MASTER_ADDR": master[0],
-        "MASTER_PORT": str(master[1]),
-    }
+    """Return the variables of the worker of a chip: those of torchrun, and what ours say of it.
 
-
-def elastic_rank(chip: Chip, at_start: Mesh) -> int:
-    """Return a chip's number among those that are live when a job starts.
-
-    Those that are missing then, and may come later, are counted after them.
+    By those of torchrun scripts know that they are one of many. Chips that are missing when a job
+    starts, and may come later, are counted after the live ones. `on_host` are the chips of the
+    worker's host; without them all are of one host.
     """
-    return [*at_start.live, *sorted(at_start.failed)].index(chip)
+    assert environment.settings is not None
+    assert environment.chip is not None
+    mesh, chip = environment.settings.mesh, environment.chip
+    rank = [*mesh.live, *sorted(mesh.failed)].index(chip)
+    local_rank, n_local = (on_host.index(chip), len(on_host)) if on_host else (rank, mesh.n_live)
+    values = (rank, mesh.n_live, local_rank, n_local, *master)
+    of_torchrun = dict(zip(_OF_TORCHRUN, map(str, values), strict=True))
+    return of_torchrun | environment.to_environment()
 
 
 def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> None:
