@@ -56,11 +56,12 @@ def _leaf(
 ) -> Meta:
     """Return what is known of a leaf beside its name, type and default.
 
+    It is an option if a command lists it (`COMMANDS`), named as the leaf unless `option` says how.
     `empty` says what an empty text, None, or an empty list means. `between` are the characters that
     separate the parts of a list in a variable or in `--set`. `one_of` has all texts that there are.
     """
     known = {
-        "option": f"--{option}" if option else "",
+        "option": option,
         "metavar": metavar,
         "variable": f"{PREFIX}{variable}" if variable else "",
         "read_by": read_by,
@@ -91,7 +92,6 @@ class MeshConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "Axes that wrap around: `none`, `all`, or `0,1`.",
-            option="wrap",
             metavar="AXES",
             variable="WRAP",
             read_by=BACKEND,
@@ -102,7 +102,6 @@ class MeshConfig(Struct, frozen=True, kw_only=True):
         _leaf(
             "What failed; repeat for more: `4x2@6,8` (block), `3,4` (chip), `link:3,4-3,5`, "
             "`board:3,4`, `host:3,4`.",
-            option="fail",
             metavar="WHAT",
             variable="FAIL",
             read_by=BACKEND,
@@ -115,7 +114,6 @@ class MeshConfig(Struct, frozen=True, kw_only=True):
         _leaf(
             "Slow links, and the part of the bandwidth that they have; repeat for more: "
             "`link:3,4-3,5=0.25`.",
-            option="slow",
             metavar="LINK=SPEED",
             variable="SLOW",
             read_by=BACKEND,
@@ -127,7 +125,6 @@ class MeshConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "The chips that fail and come back together.",
-            option="board",
             metavar="RxC",
             variable="BOARD",
             empty="`2x2`; of `submit`, the chips of a host or pod",
@@ -151,7 +148,6 @@ class RunConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "The folder of ledgers, plans, events and checkpoints.",
-            option="run-dir",
             metavar="FOLDER",
             variable="JOB_DIR",
             empty="`train`: a new one in `runs/`; `submit slurm`: `runs/slurm-JOB`; else none that "
@@ -163,7 +159,6 @@ class RunConfig(Struct, frozen=True, kw_only=True):
         _leaf(
             f"A file with the text that all processes of the job must know; else "
             f"{PREFIX}SECRET holds it.",
-            option="secret-file",
             metavar="FILE",
             empty="none",
         ),
@@ -178,19 +173,13 @@ class RunConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     check_every_step: Annotated[
-        bool,
-        _leaf(
-            "Write a hash of each step's state into the ledger.",
-            option="check-every-step",
-            variable="CHECK",
-        ),
+        bool, _leaf("Write a hash of each step's state into the ledger.", variable="CHECK")
     ] = False
     check_shares: Annotated[
         int,
         _leaf(
             "In one of K steps compute all twice: a chip with wrong numbers is left out. 0: never.",
             least=0,
-            option="check-shares",
             metavar="K",
             variable="CHECK_SHARES",
         ),
@@ -199,7 +188,6 @@ class RunConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "Then: `restore`, `continue` or `stop`.",
-            option="on-wrong-result",
             metavar="WHAT",
             variable="ON_WRONG_RESULT",
             one_of=("restore", "continue", "stop"),
@@ -209,7 +197,6 @@ class RunConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "Chips' samples: `equal`, or by `speed`.",
-            option="shares",
             metavar="HOW",
             variable="SHARES",
             one_of=("equal", "speed"),
@@ -224,7 +211,6 @@ class SumConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "How to sum: `auto`, or a name that `meshmend algorithms` lists.",
-            option="algorithm",
             metavar="NAME",
             variable="ALGORITHM",
             read_by=BACKEND,
@@ -235,7 +221,6 @@ class SumConfig(Struct, frozen=True, kw_only=True):
         _leaf(
             "The network that `auto` plans for: a name of `meshmend fabrics`, or a link's "
             "bandwidth, a hop's latency and a message's overhead: 6.15MB/s,44us,12us.",
-            option="fabric",
             metavar="FABRIC",
             variable="FABRIC",
             read_by=BACKEND,
@@ -245,10 +230,7 @@ class SumConfig(Struct, frozen=True, kw_only=True):
     slices: Annotated[
         int,
         _leaf(
-            "Slices of a payload; 0: by its size.",
-            least=0,
-            variable="SLICES",
-            read_by="backend",
+            "Slices of a payload; 0: by its size.", least=0, variable="SLICES", read_by="backend"
         ),
     ] = 0
     transport: Annotated[
@@ -263,7 +245,6 @@ class SumConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "The address to listen on.",
-            option="bind",
             metavar="ADDRESS",
             variable="BIND",
             read_by=BACKEND,
@@ -285,7 +266,6 @@ class SumConfig(Struct, frozen=True, kw_only=True):
         bool,
         _leaf(
             "Checksums on the data of sums too: a link that changes bytes is found and left out.",
-            option="checksum",
             variable="CHECKSUM",
             read_by=BACKEND,
         ),
@@ -348,8 +328,7 @@ class Timing(Struct, frozen=True, kw_only=True):
         ),
     ] = 60.0
     gather_s: Annotated[
-        float,
-        _seconds("How long the coordinator waits for all chips at the beginning."),
+        float, _seconds("How long the coordinator waits for all chips at the beginning.")
     ] = 120.0
     linger_s: Annotated[
         float,
@@ -359,8 +338,7 @@ class Timing(Struct, frozen=True, kw_only=True):
         ),
     ] = 0.0
     join_timeout_s: Annotated[
-        float,
-        _seconds("How long a new worker looks for a coordinator.", variable="JOIN_TIMEOUT"),
+        float, _seconds("How long a new worker looks for a coordinator.", variable="JOIN_TIMEOUT")
     ] = 300.0
     wait_for_chip_s: Annotated[
         float,
@@ -420,19 +398,16 @@ def alive_every_s(heartbeat_timeout_s: float, lease_s: float) -> float:
 class TrainingConfig(Struct, frozen=True, kw_only=True):
     """What `meshmend train` trains, and for how long."""
 
-    framework: Annotated[
-        str,
-        _leaf("What to train with: `torch` or `jax`.", option="framework", metavar="NAME"),
-    ] = "torch"
-    size: Annotated[
-        str,
-        _leaf("`tiny`, or `full`: ResNet-50, BERT-large.", option="size", metavar="SIZE"),
-    ] = "tiny"
+    framework: Annotated[str, _leaf("What to train with: `torch` or `jax`.", metavar="NAME")] = (
+        "torch"
+    )
+    size: Annotated[str, _leaf("`tiny`, or `full`: ResNet-50, BERT-large.", metavar="SIZE")] = (
+        "tiny"
+    )
     norm: Annotated[
         str,
         _leaf(
             "The normalisation of ResNet: `batch`, or `group` (with SiLU for ReLU).",
-            option="norm",
             metavar="KIND",
             empty="`batch`, and `group` in JAX",
         ),
@@ -441,17 +416,12 @@ class TrainingConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "Images in one folder per class, or text files.",
-            option="data",
             metavar="FOLDER",
             empty="data from Python packages",
         ),
     ] = ""
-    steps: Annotated[
-        int, _leaf("How many steps to train.", least=1, option="steps", metavar="N")
-    ] = 100
-    batch: Annotated[
-        int, _leaf("Samples of a step, over all chips.", least=1, option="batch", metavar="N")
-    ] = 64
+    steps: Annotated[int, _leaf("How many steps to train.", least=1, metavar="N")] = 100
+    batch: Annotated[int, _leaf("Samples of a step, over all chips.", least=1, metavar="N")] = 64
     batch_policy: Annotated[
         str,
         _leaf(
@@ -460,34 +430,24 @@ class TrainingConfig(Struct, frozen=True, kw_only=True):
     ] = "constant"
     lr: Annotated[
         float | None,
-        _leaf(
-            "The learning rate, above 0.",
-            option="lr",
-            metavar="RATE",
-            empty="one that suits the model",
-        ),
+        _leaf("The learning rate, above 0.", metavar="RATE", empty="one that suits the model"),
     ] = None
     optimizer: Annotated[
         str,
         _leaf(
             "`sgd`, `adam`, `adamw`, `adagrad`, `rmsprop`, `lars` or `lamb`.",
-            option="optimizer",
             metavar="NAME",
             empty="one that suits the model",
         ),
     ] = ""
     master_weights: Annotated[
         bool,
-        _leaf(
-            "The model has weights in bfloat16; the optimizer steps on float32 copies of them.",
-            option="master-weights",
-        ),
+        _leaf("The model has weights in bfloat16; the optimizer steps on float32 copies of them."),
     ] = False
     tile: Annotated[
         str,
         _leaf(
             "Each replica is a tile of several chips, such as `2x2`; for gpt.",
-            option="tile",
             metavar="SHAPE",
             empty="each chip has the whole model",
         ),
@@ -495,25 +455,20 @@ class TrainingConfig(Struct, frozen=True, kw_only=True):
     tensor_parallel: Annotated[
         bool, _leaf("With a tile of two axes: its second one splits the layers' matrices.")
     ] = False
-    seed: Annotated[
-        int,
-        _leaf("The seed of model and samples.", option="seed", metavar="N"),
-    ] = 0
+    seed: Annotated[int, _leaf("The seed of model and samples.", metavar="N")] = 0
 
 
 class SavingConfig(Struct, frozen=True, kw_only=True):
     """Checkpoints of `meshmend train`; a script names its own."""
 
     every: Annotated[
-        int,
-        _leaf("Steps between checkpoints; 0: none.", least=0, option="save-every", metavar="N"),
+        int, _leaf("Steps between checkpoints; 0: none.", least=0, option="save-every", metavar="N")
     ] = 50
     resume: Annotated[
         str,
         _leaf(
             "Go on from an earlier run's checkpoint; `auto`: from that in --run-dir, if "
             "it has one.",
-            option="resume",
             metavar="FOLDER|auto",
             empty="begin anew",
         ),
@@ -550,7 +505,6 @@ class LocalConfig(Struct, frozen=True, kw_only=True):
             '"hang 1,1 at 3.5s", "slow 1,1 at 30 for 5s", "cut link:0,1-0,2 at 30", '
             '"repair 2x2@0,2 at 60", "kill coordinator at 40", '
             '"flip gradient 0,1 at 40", "wrong 0,1 from 40", "throttle 0,1 from 40".',
-            option="inject",
             metavar="FAULT",
             empty="none",
         ),
@@ -559,7 +513,6 @@ class LocalConfig(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         _leaf(
             "Import this module once, before the workers start; repeat for more.",
-            option="preload",
             metavar="MODULE",
             empty="none",
         ),
@@ -568,7 +521,6 @@ class LocalConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "Put each worker into its chip's network, with links of e.g. `50Mbit`.",
-            option="testbed",
             metavar="BANDWIDTH",
             empty="none",
         ),
@@ -592,29 +544,22 @@ class HostsConfig(Struct, frozen=True, kw_only=True):
 class SlurmConfig(Struct, frozen=True, kw_only=True):
     """What `meshmend submit slurm` asks Slurm for."""
 
-    per_chip: Annotated[
-        bool, _leaf("Run a step for each chip instead of each host.", option="per-chip")
-    ] = False
+    per_chip: Annotated[bool, _leaf("Run a step for each chip instead of each host.")] = False
     port: Annotated[
         int | None,
         _leaf(
             "The coordinator's port on the first node, which all nodes must reach.",
             least=1,
             most=_LARGEST_PORT,
-            option="port",
             metavar="N",
             empty="a free one from 10000 to 32767",
         ),
     ] = None
-    time: Annotated[
-        str,
-        _leaf("The time limit, as for sbatch.", option="time", metavar="TIME", empty="none"),
-    ] = ""
+    time: Annotated[str, _leaf("The time limit, as for sbatch.", metavar="TIME", empty="none")] = ""
     sbatch: Annotated[
         tuple[str, ...],
         _leaf(
             "A further option of sbatch, such as '--partition=long'; repeat for more.",
-            option="sbatch",
             metavar="OPTION",
             empty="none",
         ),
@@ -626,46 +571,28 @@ class KubernetesConfig(Struct, frozen=True, kw_only=True):
 
     image: Annotated[
         str,
-        _leaf(
-            "Image with meshmend, torch and the script.",
-            option="image",
-            metavar="IMAGE",
-            empty="must be set",
-        ),
+        _leaf("Image with meshmend, torch and the script.", metavar="IMAGE", empty="must be set"),
     ] = ""
-    namespace: Annotated[
-        str,
-        _leaf("The namespace.", option="namespace", metavar="NAME", empty="the current one"),
-    ] = ""
+    namespace: Annotated[str, _leaf("The namespace.", metavar="NAME", empty="the current one")] = ""
     secret: Annotated[
         str,
         _leaf(
             "The Secret whose key 'secret' holds the job's secret.",
-            option="secret",
             metavar="SECRET",
             empty="NAME-secret",
         ),
     ] = ""
     cpu: Annotated[
-        str,
-        _leaf(
-            "The cores that each worker pod requests.", option="cpu", metavar="8", empty="not asked"
-        ),
+        str, _leaf("The cores that each worker pod requests.", metavar="8", empty="not asked")
     ] = ""
     memory: Annotated[
         str,
-        _leaf(
-            "The memory of each worker pod, also its limit.",
-            option="memory",
-            metavar="32Gi",
-            empty="not asked",
-        ),
+        _leaf("The memory of each worker pod, also its limit.", metavar="32Gi", empty="not asked"),
     ] = ""
     chips_resource: Annotated[
         tuple[str, ...],
         _leaf(
             "The devices of each worker pod; repeat for more.",
-            option="chips-resource",
             metavar="google.com/tpu=4",
             empty="none",
         ),
@@ -674,7 +601,6 @@ class KubernetesConfig(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         _leaf(
             "A PersistentVolumeClaim to mount in each worker pod; repeat for more.",
-            option="mount",
             metavar="CLAIM:/FOLDER",
             empty="none",
         ),
@@ -756,8 +682,7 @@ class Leaf:
     @cached_property
     def key(self) -> str:
         """Its name in the tree, which has no unit: `timing.link_timeout`."""
-        end = next((end for end in _UNITS if self.field.endswith(end)), "")
-        return f"{self.group}.{self.field.removesuffix(end)}"
+        return _key(self.group, self.field)
 
     @cached_property
     def needs(self) -> str:
@@ -855,19 +780,6 @@ def _number(value: str | int | float) -> float | None:
         return None
 
 
-def _leaves() -> Iterator[Leaf]:
-    for group in fields(JobConfig):
-        for field in fields(group.type):
-            kind, meta = get_args(field.type)
-            kinds = [each for each in get_args(kind) or (kind,) if each is not type(None)]
-            base = tuple if get_origin(kind) is tuple else kinds[0]
-            assert meta.description is not None
-            yield Leaf(group.name, field.name, base, field.default, meta.description, **meta.extra)
-
-
-LEAVES: Final[Mapping[str, Leaf]] = {leaf.key: leaf for leaf in _leaves()}
-
-
 @dataclass(frozen=True)
 class Command:
     """What a command of the command line reads of the tree.
@@ -883,6 +795,12 @@ class Command:
         """Whether the command reads a setting."""
         group = key.partition(".")[0]
         return key in self.options or key in self.reads or group in self.reads
+
+
+def _key(group: str, field: str) -> str:
+    """Return the name of a leaf in the tree: its field without a unit."""
+    end = next((end for end in _UNITS if field.endswith(end)), "")
+    return f"{group}.{field.removesuffix(end)}"
 
 
 def _keys(*texts: str) -> tuple[str, ...]:
@@ -930,7 +848,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "coordinator": Command(
         _keys(_PROCESS, "job.run_dir"),
-        reads=tuple(key for key in LEAVES if key.startswith("timing.") and key not in _keys(_JOIN)),
+        reads=tuple(
+            sorted({_key("timing", each.name) for each in fields(Timing)} - {*_keys(_JOIN)})
+        ),
     ),
     "worker": _WORKER,
     "agent": Command((*_WORKER.options, "hosts.block"), _WORKER.reads),
@@ -953,6 +873,32 @@ COMMANDS: Final[Mapping[str, Command]] = {
         ),
     ),
 }
+
+
+def _leaves() -> Iterator[Leaf]:
+    for group in fields(JobConfig):
+        for field in fields(group.type):
+            kind, meta = get_args(field.type)
+            kinds = [each for each in get_args(kind) or (kind,) if each is not type(None)]
+            base = tuple if get_origin(kind) is tuple else kinds[0]
+            assert meta.description is not None
+            known = dict(meta.extra)
+            name = known.pop("option") or field.name.replace("_", "-")
+            is_option = any(
+                _key(group.name, field.name) in each.options for each in COMMANDS.values()
+            )
+            yield Leaf(
+                group.name,
+                field.name,
+                base,
+                field.default,
+                meta.description,
+                option=f"--{name}" if is_option else "",
+                **known,
+            )
+
+
+LEAVES: Final[Mapping[str, Leaf]] = {leaf.key: leaf for leaf in _leaves()}
 
 
 def command_words(command: str, config: JobConfig) -> list[str]:
