@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from meshmend.planning import tree_finalists
+from meshmend.planning.packed_trees import Fastest, Trees
 from meshmend.planning.pricing import price
 from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
-from meshmend.planning.tree_search import FastestTrees, best_trees
+from meshmend.planning.tree_search import best_trees
 from meshmend.schedule.trees import usual_tree_count
 from meshmend.simulator.limit import limit
 from meshmend.topology.fabric import fabric
@@ -61,7 +62,7 @@ SHORT_OTHERS = (
 Figures = list[dict[str, Any]]
 
 
-def found(mesh: Mesh, payload_bytes: float) -> tuple[FastestTrees, dict[str, Any]]:
+def found(mesh: Mesh, payload_bytes: float) -> tuple[Fastest[Trees], dict[str, Any]]:
     """Return the best trees, and their figures as a JSON value."""
     start, cpu = time.perf_counter(), time.process_time()
     best = best_trees(mesh, REFERENCE, payload_bytes)

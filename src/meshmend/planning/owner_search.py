@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from meshmend.errors import UnsupportedError
-from meshmend.planning.packed_trees import Pipelined, TreeShape, packing_of
+from meshmend.planning.packed_trees import Fastest, Pipelined, TreeShape, packing_of
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import owner_tree_schedule
@@ -122,16 +122,6 @@ class OwnerFormula:
         return self.fabric.hop_latency_s + hold_s + add_s / 2, busy_s
 
 
-@dataclass(frozen=True, eq=False)
-class FastestOwnerTrees:
-    """The fastest trees found, their pipeline, and their time: simulated, or by the formula."""
-
-    trees: OwnerTrees
-    pipeline: Pipeline
-    time_s: float
-    simulation: Simulation | None
-
-
 def owner_trees_of(mesh: Mesh, shape: TreeShape, collective: Collective) -> OwnerTrees:
     """Return the trees of a shape, hung from every owner."""
     return OwnerTrees(mesh, shape, packing_of(mesh, shape), collective)
@@ -145,7 +135,7 @@ def best_owner_trees(
     *,
     slices: int | None = None,
     progress: Callable[[str], None] = lambda step: None,
-) -> FastestOwnerTrees:
+) -> Fastest[OwnerTrees]:
     """Return the fastest trees found for a payload; with `slices` given, for that number.
 
     Large tables are not simulated: their time is that of the formula.
@@ -238,14 +228,14 @@ def _fastest_pipeline(
     payload_bytes: float,
     slices: int | None,
     simulation: Simulation | None,
-) -> FastestOwnerTrees:
+) -> Fastest[OwnerTrees]:
     """Return the fastest of a few pipelines; `simulation` is that of the first, if it is known."""
     formula = owner_formula(trees, fabric, payload_bytes)
     is_half = trees.collective in _HALVES
     first = pipeline = _first_pipeline(trees, formula, slices)
     left = _MAX_MESSAGES - trees.n_rows * pipeline.slices
     if left < 0:
-        return FastestOwnerTrees(trees, pipeline, formula.time_s(pipeline.slices), None)
+        return Fastest(trees, pipeline, formula.time_s(pipeline.slices), None)
     best = simulation or trees.simulated(fabric, payload_bytes, pipeline)
     tried = {pipeline}
 
@@ -269,4 +259,4 @@ def _fastest_pipeline(
         result = trees.simulated(fabric, payload_bytes, other)
         if result.time_s < best.time_s:
             best, pipeline = result, other
-    return FastestOwnerTrees(trees, pipeline, best.time_s, best)
+    return Fastest(trees, pipeline, best.time_s, best)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property, lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,29 @@ class Pipelined(ABC):
             delay_slices=pipeline.delays(program.schedule, remaining),
             progress=progress,
         )
+
+
+_Found = TypeVar("_Found", bound=Pipelined)
+
+
+@dataclass(frozen=True, eq=False)
+class Fastest(Generic[_Found]):
+    """The fastest trees that a search found, their pipeline, and its time.
+
+    `known` is None if the search may estimate and has more messages than it simulates; then the
+    time is estimated from the first slices, or is that of the formula.
+    """
+
+    trees: _Found
+    pipeline: Pipeline
+    time_s: float
+    known: Simulation | None
+
+    @property
+    def simulation(self) -> Simulation:
+        """The simulation, of a search that may not estimate."""
+        assert self.known is not None, "whoever allows an estimate must not need a simulation"
+        return self.known
 
 
 class TreeKind(Enum):

@@ -45,6 +45,7 @@ from meshmend.topology.pair_cut import pair_cut
 from meshmend.topology.submesh import IntactPart, largest_box, without_lines
 from meshmend.topology.symmetry import StandIn, stand_in
 from meshmend.trees.tree_packing import TreePacking
+from meshmend.units import counted
 
 TREES = "trees"
 BASELINES: dict[str, Callable[[Mesh], IntactPart]] = {
@@ -262,57 +263,15 @@ def checked_names(names: Iterable[str]) -> list[str]:
 def _price_of_trees(
     question: Question, slices: int | None, progress: ProgressCallback, *, may_estimate: bool
 ) -> Price:
-    mesh, fabric, payload_bytes = question.mesh, question.fabric, question.payload_bytes
     found = best_trees(
-        mesh, fabric, payload_bytes, slices=slices, may_estimate=may_estimate, progress=progress
+        question.mesh,
+        question.fabric,
+        question.payload_bytes,
+        slices=slices,
+        may_estimate=may_estimate,
+        progress=progress,
     )
-    trees, pipeline = found.trees, found.pipeline
-    if found.known is not None:
-        return price_of_trees(question, trees, pipeline, found.known)
-    figures = PriceFigures(found.time_s, pipeline.slices, 0.0, ())
-    return Price(
-        TREES,
-        figures,
-        lambda: simulated_trees(trees, fabric, payload_bytes, pipeline),
-        mesh.n_live,
-        pipeline,
-        _words_of(trees, pipeline),
-        trees.shape,
-    )
-
-
-def price_of_trees(
-    question: Question, trees: Trees, pipeline: Pipeline, simulation: Simulation | None = None
-) -> Price:
-    """Return what given trees cost, pipelined in a given way."""
-    if simulation is None:
-        simulation = simulated_trees(trees, question.fabric, question.payload_bytes, pipeline)
-    known, n_chips, words = simulation, question.mesh.n_live, _words_of(trees, pipeline)
-    return Price(TREES, figures_of(known), lambda: known, n_chips, pipeline, words, trees.shape)
-
-
-def _words_of(trees: Trees, pipeline: Pipeline) -> str:
-    """Return what is said of trees beside their time."""
-    figures = trees.figures
-    words = f"{figures.n_trees} tree{'s' if figures.n_trees > 1 else ''} of depth {figures.depth:g}"
-    if trees.shape.spread == 2:
-        words = f"{figures.n_trees} trees whose sums meet, {2 * figures.depth:.0f} hops"
-    if not is_simulated_whole(trees, pipeline):
-        words += ", estimated from its first slices"
-    return words
-
-
-def price_of_choice(
-    question: Question, shape: TreeShape, packing: TreePacking | None, pipeline: Pipeline
-) -> Price:
-    """Return what the trees of a choice cost, pipelined in its way."""
-    mesh = question.mesh
-    if question.collective is Collective.ALLREDUCE:
-        trees = Trees(mesh, shape, packing or trees_of(mesh, shape).packing)
-        return price_of_trees(question, trees, pipeline)
-    hung = OwnerTrees(mesh, shape, packing or packing_of(mesh, shape), question.collective)
-    simulation = hung.simulated(question.fabric, question.payload_bytes, pipeline)
-    return _price_of_hung_trees(question, hung, pipeline, figures_of(simulation), simulation)
+    return _price_of(question, found.trees, found.pipeline, found.known, found.time_s)
 
 
 def _price_of_owner_trees(
@@ -326,34 +285,68 @@ def _price_of_owner_trees(
         slices=slices,
         progress=progress,
     )
-    simulation = found.simulation
-    if simulation is None and not may_estimate:
-        simulation = found.trees.simulated(
+    known = found.known
+    if known is None and not may_estimate:
+        known = found.trees.simulated(
             question.fabric,
             question.payload_bytes,
             found.pipeline,
             lambda part: progress("trees: simulating", part),
         )
-    figures = PriceFigures(found.time_s, found.pipeline.slices, 0.0, ())
-    if simulation is not None:
-        figures = figures_of(simulation)
-    return _price_of_hung_trees(question, found.trees, found.pipeline, figures, simulation)
+    return _price_of(question, found.trees, found.pipeline, known, found.time_s)
 
 
-def _price_of_hung_trees(
-    question: Question,
-    trees: OwnerTrees,
-    pipeline: Pipeline,
-    figures: PriceFigures,
-    simulation: Simulation | None,
+def price_of_choice(
+    question: Question, shape: TreeShape, packing: TreePacking | None, pipeline: Pipeline
 ) -> Price:
-    def simulated() -> Simulation:
-        return simulation or trees.simulated(question.fabric, question.payload_bytes, pipeline)
+    """Return what the trees of a choice cost, pipelined in its way."""
+    mesh = question.mesh
+    trees: Trees | OwnerTrees
+    if question.collective is Collective.ALLREDUCE:
+        trees = Trees(mesh, shape, packing or trees_of(mesh, shape).packing)
+    else:
+        trees = OwnerTrees(mesh, shape, packing or packing_of(mesh, shape), question.collective)
+    return _price_of(question, trees, pipeline, _simulation_of(question, trees, pipeline))
 
-    n_trees, n_chips = trees.packing.n_trees, question.mesh.n_live
-    owners = f"{n_chips} owner{'s' if n_chips > 1 else ''}"
-    words = f"{n_trees} tree{'s' if n_trees > 1 else ''}, hung from {owners}"
-    return Price(TREES, figures, simulated, n_chips, pipeline, words, trees.shape)
+
+def _price_of(
+    question: Question,
+    trees: Trees | OwnerTrees,
+    pipeline: Pipeline,
+    known: Simulation | None,
+    estimated_s: float = 0.0,
+) -> Price:
+    """Return what trees cost: as they were simulated, or as their time was estimated."""
+    figures = PriceFigures(estimated_s, pipeline.slices, 0.0, ())
+    return Price(
+        TREES,
+        figures if known is None else figures_of(known),
+        lambda: known or _simulation_of(question, trees, pipeline),
+        question.mesh.n_live,
+        pipeline,
+        _words_of(trees, pipeline),
+        trees.shape,
+    )
+
+
+def _simulation_of(question: Question, trees: Trees | OwnerTrees, pipeline: Pipeline) -> Simulation:
+    if isinstance(trees, Trees):
+        return simulated_trees(trees, question.fabric, question.payload_bytes, pipeline)
+    return trees.simulated(question.fabric, question.payload_bytes, pipeline)
+
+
+def _words_of(trees: Trees | OwnerTrees, pipeline: Pipeline) -> str:
+    """Return what is said of trees beside their time."""
+    if isinstance(trees, OwnerTrees):
+        owners = counted(trees.packing.n_ranks, "owner")
+        return f"{counted(trees.n_chunks, 'tree')}, hung from {owners}"
+    figures = trees.figures
+    words = f"{counted(figures.n_trees, 'tree')} of depth {figures.depth:g}"
+    if trees.shape.spread == 2:
+        words = f"{figures.n_trees} trees whose sums meet, {2 * figures.depth:.0f} hops"
+    if not is_simulated_whole(trees, pipeline):
+        words += ", estimated from its first slices"
+    return words
 
 
 def _program(question: Question, name: str, skew: float) -> tuple[Program, Delays | None]:

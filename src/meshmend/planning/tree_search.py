@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from meshmend.planning.packed_trees import (
+    Fastest,
     TreeKind,
     Trees,
     TreeShape,
@@ -72,26 +73,6 @@ _OTHER_DELAYS_HOPS_PER_HOP = (1.0, 1.4, 1.6, 2.0, 0.5, 0.0)
 _OTHER_DELAYS_IF_ESTIMATED = (1.0, 1.6)
 
 
-@dataclass(frozen=True, eq=False)
-class FastestTrees:
-    """The fastest trees that the search found, their pipeline, and its time.
-
-    `known` is None if the search may estimate and has more messages than it simulates; then the
-    time is estimated from the first slices, or is that of the formula.
-    """
-
-    trees: Trees
-    pipeline: Pipeline
-    time_s: float
-    known: Simulation | None
-
-    @property
-    def simulation(self) -> Simulation:
-        """The simulation, of a search that may not estimate."""
-        assert self.known is not None, "whoever allows an estimate must not need a simulation"
-        return self.known
-
-
 def best_trees(
     mesh: Mesh,
     fabric: Fabric,
@@ -100,7 +81,7 @@ def best_trees(
     slices: int | None = None,
     may_estimate: bool = False,
     progress: Callable[[str], None] = lambda step: None,
-) -> FastestTrees:
+) -> Fastest[Trees]:
     """Return the fastest trees found for a payload; with `slices` given, for that number.
 
     If it `may_estimate`, an answer of more messages than the search simulates is not simulated.
@@ -125,7 +106,7 @@ def best_trees(
 
 def _best_straight(
     straight: list[Trees], request: PipelineRequest, progress: Callable[[str], None]
-) -> FastestTrees | None:
+) -> Fastest[Trees] | None:
     """Return the fastest of straight trees, if there are any."""
     if not straight:
         return None
@@ -136,12 +117,12 @@ def _best_straight(
     improved = [search.improved(*attempt) for attempt in tries]
     _, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
     simulation = search.simulated_whole(trees, pipeline)
-    return FastestTrees(trees, pipeline, simulation.time_s, simulation)
+    return Fastest(trees, pipeline, simulation.time_s, simulation)
 
 
 def _best_of(
     candidates: list[Trees], request: PipelineRequest, *, may_estimate: bool
-) -> FastestTrees:
+) -> Fastest[Trees]:
     """Return the fastest of other trees."""
     search = _PipelineSearch(request)
     n_messages = search.n_messages(candidates[0])
@@ -149,7 +130,7 @@ def _best_of(
         trees, pipeline = candidates[0], search.first_pipeline(candidates[0])
         if may_estimate and not is_simulated_whole(trees, pipeline):
             likely_s = request.formula(trees.figures).time_s(pipeline.slices)
-            return FastestTrees(trees, pipeline, likely_s, None)
+            return Fastest(trees, pipeline, likely_s, None)
     else:
         if (candidates[0].shape.gap or 0) >= LONG_GAP:
             search.messages_left = _MAX_MESSAGES_IF_GAPS_ARE_LONG
@@ -159,9 +140,9 @@ def _best_of(
         improved = [search.improved(*attempt) for attempt in tries]
         time_s, trees, pipeline = min(improved, key=lambda attempt: attempt[0])
         if may_estimate and trees.n_rows * pipeline.slices > MAX_MESSAGES:
-            return FastestTrees(trees, pipeline, time_s, None)
+            return Fastest(trees, pipeline, time_s, None)
     simulation = search.simulated_whole(trees, pipeline)
-    return FastestTrees(trees, pipeline, simulation.time_s, simulation)
+    return Fastest(trees, pipeline, simulation.time_s, simulation)
 
 
 def _straight_slices(formula: TreeFormula) -> int:
