@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 from meshmend import plan
-from meshmend.planning.lockstep_plan import lockstep_plan
-from meshmend.planning.lowering import lowered
+from meshmend.planning.lowering import lockstep_plan, lowered
 from meshmend.planning.plan import Plan
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh

@@ -9,7 +9,7 @@ A kernel that is missing here costs time and nothing else: the first test that n
 from meshmend import plan
 from meshmend.forecast.compile_engine import compile_engine
 from meshmend.planning.compile_once import compile_once
-from meshmend.planning.lockstep_plan import lockstep_plan
+from meshmend.planning.lowering import lockstep_plan
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.table import SUMS
 from meshmend.topology.figures import mesh_figures

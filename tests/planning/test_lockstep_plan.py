@@ -5,8 +5,7 @@ import pytest
 from lockstep_interpreter import check_program
 from meshmend import plan
 from meshmend.errors import InputError, UnsupportedError
-from meshmend.planning.lockstep_plan import lockstep_plan
-from meshmend.planning.lowering import lowered
+from meshmend.planning.lowering import lockstep_plan, lowered
 from meshmend.topology.mesh import Mesh
 from sweeps import spread
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError, UnsupportedError
 from meshmend.planning.formats.msccl_xml import msccl_xml
-from meshmend.planning.lockstep_plan import lockstep_plan
+from meshmend.planning.lowering import lockstep_plan
 from meshmend.planning.plan import load_plan, plan
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.lockstep_program import with_equal_cells

@@ -288,8 +288,7 @@ def _planned(
     progress: "ProgressCallback",
 ) -> tuple["Plan", "Lowered | None"]:
     """Return the plan; where it is to be lowered, the one that is fastest in lockstep."""
-    from meshmend.planning.lockstep_plan import lockstep_plan
-    from meshmend.planning.lowering import lowered
+    from meshmend.planning.lowering import lockstep_plan, lowered
 
     payload, fabric, kept = target.payload_bytes, target.fabric, cache_dir()
     if lower and collective == "allreduce":

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from meshmend.jax.devices import device_mesh, live_mesh
     from meshmend.jax.neighbours import check_neighbours
     from meshmend.jax.swapping import SumFrame
-    from meshmend.planning.lockstep_plan import lockstep_plan
+    from meshmend.planning.lowering import lockstep_plan
 
 __all__ = [
     "SumFrame",
@@ -65,7 +65,7 @@ _MODULE_OF = {
     "check_neighbours": "meshmend.jax.neighbours",
     "device_mesh": "meshmend.jax.devices",
     "live_mesh": "meshmend.jax.devices",
-    "lockstep_plan": "meshmend.planning.lockstep_plan",
+    "lockstep_plan": "meshmend.planning.lowering",
     "pmean": "meshmend.jax.collectives",
     "reduce_scatter": "meshmend.jax.collectives",
 }
