@@ -16,7 +16,6 @@ from typing import Any
 
 from meshmend.errors import BenchmarkError
 from meshmend.lab.bench.contenders import (
-    AUTO,
     ITEM_BYTES,
     Buffer,
     Contender,
@@ -30,6 +29,7 @@ from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.launch.script import preload_modules
 from meshmend.planning.catalogue import CollectiveCall, payload_class, proved_schedule
+from meshmend.planning.plan import AUTO
 from meshmend.planning.settings import Settings
 from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective

@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from meshmend.lab.bench.contenders import AUTO, Network, planned
+from meshmend.lab.bench.contenders import Network, planned
 from meshmend.lab.bench.link_figures import measured_fabric
 from meshmend.lab.bench.worker_pool import WorkerPool
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.planning.choose import choose, forget
-from meshmend.planning.plan import plan
+from meshmend.planning.plan import AUTO, plan
 from meshmend.planning.pricing import price, price_of_choice
 from meshmend.planning.progress import no_progress
 from meshmend.planning.target import Question

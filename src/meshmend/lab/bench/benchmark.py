@@ -20,7 +20,6 @@ from typing import Any
 
 from meshmend.errors import BenchmarkError, InputError
 from meshmend.lab.bench.contenders import (
-    AUTO,
     ITEM_BYTES,
     SPEEDS_UNKNOWN,
     Gloo,
@@ -34,6 +33,7 @@ from meshmend.lab.bench.openmpi import OpenMpi, openmpi_repetitions, why_unavail
 from meshmend.lab.bench.worker_pool import Repetition, WorkerPool
 from meshmend.lab.testbed.bed import Testbed
 from meshmend.pages.draw.chart import Axis, MeasuredBar, Series, bars_svg, chart_svg, limit_series
+from meshmend.planning.plan import AUTO
 from meshmend.planning.progress import ProgressCallback, ProgressShares
 from meshmend.planning.target import Question
 from meshmend.schedule.algorithms import algorithm

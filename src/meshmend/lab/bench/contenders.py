@@ -19,17 +19,16 @@ from meshmend.lab.testbed.names import CHIP_INTERFACE
 from meshmend.packages import need
 from meshmend.planning.catalogue import ONE_HOST_RING, default_slices, is_one_host_ring
 from meshmend.planning.choose import choose, chosen_schedule
+from meshmend.planning.plan import AUTO
+from meshmend.planning.plan import planned as proved_plan
 from meshmend.planning.pricing import price
 from meshmend.planning.progress import ProgressCallback
-from meshmend.planning.proof import prove
-from meshmend.planning.target import Question
+from meshmend.planning.target import Question, Target
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import Hazards
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Collective, Schedule
-from meshmend.simulator.network_program import program_of
-from meshmend.simulator.rules import simulate
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.transport.listener import Address
@@ -149,7 +148,6 @@ def _period(rank: int) -> Buffer:
     return values.astype(np.float32)
 
 
-AUTO = "auto"
 SPEEDS_UNKNOWN = "auto, speeds unknown"  # what auto takes if it believes all links to be alike
 TIMEOUT_S = 60.0
 
@@ -265,25 +263,17 @@ def planned(
         pipeline = Pipeline(default_slices(schedule, int(question.payload_bytes)))
     else:
         schedule, pipeline = _parameters(name, question, progress)
-    proved = prove(question.mesh, schedule)
-    remaining = remaining_hops(schedule, proved.hazards, proved.placement.routes)
-    delays = pipeline.delays(schedule, remaining)
-    predicted_s = None
-    if predicts:
-        program = program_of(schedule, proved.hazards, proved.placement.routes)
-        predicted_s = simulate(
-            program,
-            question.fabric,
-            payload_bytes=question.payload_bytes,
-            slices=pipeline.slices,
-            delay_slices=delays,
-        ).time_s
+    made = proved_plan(question.mesh, schedule, Target(question.payload_bytes, question.fabric))
+    delays = pipeline.delays(
+        schedule, remaining_hops(schedule, made.hazards, made.placement.routes)
+    )
+    predicted_s = made.in_pipeline(pipeline).time_s if predicts else None
     n_elements = int(question.payload_bytes) // ITEM_BYTES
     checked: Collective | None = Collective.ALLREDUCE if question.n_halves == 2 else None
     if question.collective is Collective.ALL_TO_ALL:
         checked = Collective.ALL_TO_ALL
     return Planned(
-        name, n_elements, schedule, proved.hazards, pipeline.slices, predicted_s, checked, delays
+        name, n_elements, schedule, made.hazards, pipeline.slices, predicted_s, checked, delays
     )
 
 
