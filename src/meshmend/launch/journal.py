@@ -145,7 +145,6 @@ class Journal:
         self._folder = folder
         self._file = RunLog(folder / EVENTS)
         self._view = JobView()
-        self._chip_counts: list[int] = []
         self._follow_earlier()
         self._started = time.monotonic()
         self._file.add(TimedEvent(0.0, start_event(spec.mesh, spec.job)))
@@ -155,7 +154,6 @@ class Journal:
         try:
             for timed in read_events(self._file.lines()) if any(self._file.lines()) else ():
                 self._view.take(timed.t, timed.event)
-                self._count_chips(timed.event)
         except InputError as error:
             _log.error("what earlier coordinators wrote cannot be read: %s", error)
 
@@ -169,7 +167,6 @@ class Journal:
             self._add(clock, happened)
         for at, each in reported(self._view, clock, event):
             self._add(at, each)
-            self._count_chips(each)
 
     def _fault(self, clock: float, event: Event) -> Recovery | None:
         if self._view.generation is None:
@@ -193,7 +190,7 @@ class Journal:
             if is_over:
                 so_far = training_run(self._file.lines())
                 found, faults = self._audited(), self._view.faults
-                ended = end_event(faults, self._chip_counts, found, so_far, {})
+                ended = end_event(faults, so_far.chips, found, so_far, {})
                 self._add(time.monotonic(), ended)
             run = training_run(self._file.lines())
         except InputError as error:
@@ -207,10 +204,6 @@ class Journal:
         """Return what the ledgers of all hosts prove, as far as they are in this folder."""
         told = (timed.event for timed in read_events(self._file.lines()))
         return audit(self._folder / "ledger", told)
-
-    def _count_chips(self, event: Event) -> None:
-        if isinstance(event, events.GenerationBegan):
-            self._chip_counts.append(len(event.chips))
 
     def _add(self, clock: float, event: Event) -> None:
         self._file.add(TimedEvent(max(0.0, clock - self._started), event))
