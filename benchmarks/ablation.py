@@ -168,9 +168,7 @@ def without(families: Sequence[str]) -> Iterator[None]:
 def asked(question: Question) -> tuple[Price, Choice]:
     """Return what `auto` costs for exactly this payload, and what it chose, on the stand-in."""
     question = replace(question, mesh=stand_in(question.mesh).mesh)
-    choice = choose(
-        question.mesh, question.fabric, question.payload_bytes, collective=question.collective
-    )
+    choice = choose(question)
     if choice.shape is not None:
         found = price_of_choice(question, choice.shape, choice.packing, choice.pipeline)
         return found, choice

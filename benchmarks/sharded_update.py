@@ -66,7 +66,7 @@ class Row:
 def auto_s(mesh: Mesh, size: float, collective: Collective) -> tuple[float, str]:
     """Return the simulated time of `auto`, and what it chose."""
     question = Question(mesh, size, REFERENCE, collective)
-    choice = choose(mesh, REFERENCE, size, collective=collective)
+    choice = choose(Question(mesh, size, REFERENCE, collective))
     if choice.shape is not None:
         found = price_of_choice(question, choice.shape, choice.packing, choice.pipeline)
         return found.time_s, found.detail

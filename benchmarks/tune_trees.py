@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshmend.planning.packed_trees import trees_of
+from meshmend.planning.target import Question
 from meshmend.planning.tree_search import best_trees
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import hazards_of
@@ -54,7 +55,7 @@ Timing = Callable[[Mesh, float], float]
 
 def trees_s(mesh: Mesh, payload_bytes: float) -> float:
     """Return how long the fastest trees take that the search finds."""
-    return best_trees(mesh, REFERENCE, payload_bytes).simulation.time_s
+    return best_trees(Question(mesh, payload_bytes, REFERENCE)).simulation.time_s
 
 
 def rings_s(mesh: Mesh, payload_bytes: float) -> float:

@@ -81,7 +81,7 @@ def check_none_is_faster(
     *,
     most: float = 1.02,
 ) -> None:
-    choice = choose(mesh, machine, payload_bytes, collective=collective)
+    choice = choose(Question(mesh, payload_bytes, machine, collective))
     chosen_s = time_of(mesh, choice, machine, payload_bytes, collective)
     for name in supported_names(mesh, collective):
         named = price(Question(mesh, payload_bytes, machine, collective), name)
@@ -137,12 +137,12 @@ def test_payloads_of_a_class_differ_by_little(payload_bytes: float) -> None:
 
 def test_a_second_question_needs_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = parse_mesh("8x8", fail=["2x2@4,4"])
-    first = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
+    first = choose(Question(mesh, 1e7, REFERENCE), cache_dir=tmp_path)
     monkeypatch.setattr(choosing, "_search", None)  # whoever searches now fails
 
-    from_memory = choose(mesh, REFERENCE, 1.001e7, cache_dir=tmp_path)
+    from_memory = choose(Question(mesh, 1.001e7, REFERENCE), cache_dir=tmp_path)
     forget()
-    from_disk = choose(mesh, REFERENCE, 1e7, cache_dir=tmp_path)
+    from_disk = choose(Question(mesh, 1e7, REFERENCE), cache_dir=tmp_path)
 
     assert first == from_memory == from_disk
 
@@ -152,7 +152,9 @@ def test_trees_that_keep_apart_in_time_are_pipelined_for_the_payload_itself(
 ) -> None:
     mesh = parse_mesh("8x8", fail=["2x2@2,2"])
 
-    choices = [choose(mesh, REFERENCE, size, cache_dir=tmp_path) for size in (1e6, 1.001e6)]
+    choices = [
+        choose(Question(mesh, size, REFERENCE), cache_dir=tmp_path) for size in (1e6, 1.001e6)
+    ]
 
     assert choices[0].shape == choices[1].shape
     assert choices[0].shape is not None
@@ -168,18 +170,18 @@ def test_it_remembers_by_mesh_payload_and_figures_but_not_by_the_fabrics_name(
 ) -> None:
     mesh = parse_mesh("3x3")
     forget()
-    choose(mesh, REFERENCE, 1e4, cache_dir=tmp_path)
+    choose(Question(mesh, 1e4, REFERENCE), cache_dir=tmp_path)
     for other_mesh, machine, payload_bytes in (
         (mesh.without("0,0"), REFERENCE, 1e4),
         (mesh, REFERENCE.with_(hop_latency_s=1e-3), 1e4),
         (mesh, REFERENCE, 2e4),
     ):
-        choose(other_mesh, machine, payload_bytes, cache_dir=tmp_path)
+        choose(Question(other_mesh, payload_bytes, machine), cache_dir=tmp_path)
 
     assert len(list(tmp_path.iterdir())) == 4
     forget()
     renamed = Fabric("mine", *list(asdict(REFERENCE).values())[1:5])
-    choose(mesh, renamed, 1e4, cache_dir=tmp_path)
+    choose(Question(mesh, 1e4, renamed), cache_dir=tmp_path)
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -195,12 +197,12 @@ def test_it_remembers_by_mesh_payload_and_figures_but_not_by_the_fabrics_name(
 def test_a_damaged_answer_on_disk_is_found_anew(tmp_path: Path, text: str) -> None:
     mesh = parse_mesh("3x4")
     forget()
-    right = choose(mesh, REFERENCE, 1e4, cache_dir=tmp_path)
+    right = choose(Question(mesh, 1e4, REFERENCE), cache_dir=tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_text(text)
     forget()
 
-    assert choose(mesh, REFERENCE, 1e4, cache_dir=tmp_path) == right
+    assert choose(Question(mesh, 1e4, REFERENCE), cache_dir=tmp_path) == right
     assert json.loads(file.read_text())["algorithm"] == right.algorithm
 
 
@@ -209,13 +211,14 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) 
     blocked.write_text("")
     forget()
 
-    assert choose(parse_mesh("2x2"), REFERENCE, 1e3, cache_dir=blocked / "folder").slices >= 1
+    question = Question(parse_mesh("2x2"), 1e3, REFERENCE)
+    assert choose(question, cache_dir=blocked / "folder").slices >= 1
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from(MESHES), st.sampled_from(list(Collective)))
 def test_a_choice_builds_the_same_schedule_again(mesh: Mesh, collective: Collective) -> None:
-    choice = choose(mesh, REFERENCE, 1e5, collective=collective)
+    choice = choose(Question(mesh, 1e5, REFERENCE, collective))
     one = chosen_schedule(mesh, choice, collective)
     trees_of.cache_clear()
 
@@ -259,7 +262,7 @@ def test_rings_of_a_torus_with_a_short_axis_leave_no_link_idle(
     result = compared(mesh, machine, payload_bytes, ["rings-nd"])
 
     assert result.ratio(result.winner) <= most
-    assert choose(mesh, machine, payload_bytes).algorithm == "rings-nd"
+    assert choose(Question(mesh, payload_bytes, machine)).algorithm == "rings-nd"
 
 
 def test_rings_go_without_delays_where_these_cost_time() -> None:
@@ -274,7 +277,7 @@ def test_rings_go_without_delays_where_these_cost_time() -> None:
 
 def test_regions_are_tried_wherever_they_may_be_faster() -> None:
     """Where chips add slowly, regions on a mesh with a middle take 0.82 times as long as trees."""
-    choice = choose(MESHES[3], FABRICS[4], 1.1e6)
+    choice = choose(Question(MESHES[3], 1.1e6, FABRICS[4]))
 
     assert choice.algorithm == "regions-2"
     check_none_is_faster(MESHES[3], FABRICS[4], 1.1e6)
@@ -283,7 +286,7 @@ def test_regions_are_tried_wherever_they_may_be_faster() -> None:
 def test_trees_from_everywhere_keep_links_of_a_broken_torus_busy_from_the_start() -> None:
     """Trees from few roots took 1.92 times the limit."""
     mesh = parse_mesh("14x9", wrap="all", fail=["link:0,3-0,4", "link:4,0-4,8", "link:9,6-10,6"])
-    choice = choose(mesh, fabric("wormhole-galaxy"), 512e3)
+    choice = choose(Question(mesh, 512e3, fabric("wormhole-galaxy")))
 
     found = compared(mesh, fabric("wormhole-galaxy"), 512e3, ["auto"])
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from meshmend.errors import InputError
 from meshmend.planning.catalogue import CollectiveCall, payload_class, proved_schedule
-from meshmend.planning.choose import choose
 from meshmend.planning.comparison import compared
 from meshmend.planning.plan import AUTO
+from meshmend.planning.target import Question
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective, in_rank_order
 from meshmend.simulator.limit import limit
@@ -79,9 +79,11 @@ def test_owners_of_unequal_parts_and_wide_rows_are_refused() -> None:
 def test_the_name_of_a_collective_is_refused_where_the_collective_is_needed() -> None:
     """A name is equal to its collective, but not the same object: prices would be of another."""
     name = cast("Collective", "all-gather")
-    for ask in (compared, choose):
-        with pytest.raises(InputError, match="a question needs a Collective, but got 'all-gather'"):
-            ask(Mesh((2, 2)), FABRICS["reference"], 1e6, collective=name)
+    why = "a question needs a Collective, but got 'all-gather'"
+    with pytest.raises(InputError, match=why):
+        compared(Mesh((2, 2)), FABRICS["reference"], 1e6, collective=name)
+    with pytest.raises(InputError, match=why):
+        Question(Mesh((2, 2)), 1e6, FABRICS["reference"], name)
 
 
 def test_a_limit_by_name_is_that_of_the_collective() -> None:

@@ -9,6 +9,7 @@ import pytest
 from meshmend.planning import choose as module
 from meshmend.planning import target
 from meshmend.planning.choose import Choice, choose, chosen_schedule, forget
+from meshmend.planning.target import Question
 from meshmend.schedule.table import Collective
 from meshmend.topology.fabric import FABRICS
 from meshmend.topology.text import parse_mesh
@@ -18,7 +19,7 @@ MESH = parse_mesh("4x4", fail=["2x2@0,2"])
 
 def _chosen(cache_dir: Path) -> Choice:
     forget()
-    return choose(MESH, FABRICS["reference"], 1e6, cache_dir=cache_dir)
+    return choose(Question(MESH, 1e6, FABRICS["reference"]), cache_dir=cache_dir)
 
 
 def test_a_kept_choice_gives_the_same_schedule_without_a_search(

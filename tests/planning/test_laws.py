@@ -54,7 +54,7 @@ def test_direct_sends_are_tried_on_any_number_of_chips_that_no_bound_rules_out()
     """Of 75 chips, where a hop takes as long as twenty messages: 4 % sooner than the exchange."""
     found = compared(Mesh((3, 5, 5)), fabric("tpu-v5e"), 1, ["auto", "exchange", "direct"])
 
-    assert choose(Mesh((3, 5, 5)), fabric("tpu-v5e"), 1).algorithm == "direct"
+    assert choose(Question(Mesh((3, 5, 5)), 1, fabric("tpu-v5e"))).algorithm == "direct"
     assert {each.name for each in found.prices[:2]} == {"auto", "direct"}
 
 
@@ -65,7 +65,7 @@ def test_a_payload_gets_its_own_slices() -> None:
     prices = compared(mesh, machine, 1e6, ["rings-nd", "auto"]).prices
 
     assert [each.time_s for each in prices] == pytest.approx([8.238e-6, 8.238e-6], rel=1e-3)
-    assert choose(mesh, machine, 1e6).slices == prices[0].figures.slices
+    assert choose(Question(mesh, 1e6, machine)).slices == prices[0].figures.slices
 
 
 @settings(max_examples=30, deadline=None)

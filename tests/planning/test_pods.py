@@ -185,10 +185,10 @@ def test_a_very_large_table_is_priced_by_formula_where_an_estimate_will_do(
     monkeypatch.setattr(tree_search, "_MOST_MESSAGES_WHOLE", 1)
     monkeypatch.setattr(tree_search, "_MOST_MESSAGES_WHOLE_WITH_GAPS", 1)
     mesh = parse_mesh("4x4x4", wrap="all", fail=["2x2x1@2,2,2"])
-    found = best_trees(mesh, V4, 1e9, may_estimate=True)
+    found = best_trees(Question(mesh, 1e9, V4), may_estimate=True)
 
     assert found.known is None
-    assert found.time_s == pytest.approx(best_trees(mesh, V4, 1e9).time_s, rel=0.15)
+    assert found.time_s == pytest.approx(best_trees(Question(mesh, 1e9, V4)).time_s, rel=0.15)
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_a_pod_less_a_host_comes_near_the_limit(payload_bytes: float, most: floa
 @pytest.mark.slow
 def test_trees_around_a_slit_are_as_deep_as_even_loads_need() -> None:
     mesh = parse_mesh("32x32", fail=["1x24@15,2"])
-    found = best_trees(mesh, fabric("reference"), 1e8)
+    found = best_trees(Question(mesh, 1e8, fabric("reference")))
 
     packing = found.trees.packing
     assert isinstance(packing, TreePacking)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from meshmend.planning.packed_trees import TreeKind, TreeShape, packing_of, trees_of
 from meshmend.planning.straight_finalists import straight_finalists
+from meshmend.planning.target import Question
 from meshmend.planning.tree_finalists import finalists
 from meshmend.planning.tree_formula import (
     MOST_SLICES,
@@ -40,7 +41,7 @@ SQUARE = Mesh((16, 16))
 
 
 def ratio(mesh: Mesh, payload_bytes: float) -> float:
-    found = best_trees(mesh, REFERENCE, payload_bytes)
+    found = best_trees(Question(mesh, payload_bytes, REFERENCE))
     return found.simulation.time_s / limit(mesh, REFERENCE, payload_bytes).bandwidth_or_latency_s
 
 
@@ -69,7 +70,7 @@ def test_what_is_found_takes_no_longer_than_its_worst_case(
     mesh: Mesh, payload_bytes: float
 ) -> None:
     """Even if every message waited for every other that its links carry, hop after hop."""
-    found = best_trees(mesh, REFERENCE, payload_bytes)
+    found = best_trees(Question(mesh, payload_bytes, REFERENCE))
     packing = packing_of(found.trees.mesh, found.trees.shape)
     slices = found.pipeline.slices
     load = round(packing.max_load * packing.n_trees)
@@ -153,13 +154,13 @@ def test_no_other_mesh_is_worse_than_1_35_at_a_gigabyte(
 
 @pytest.mark.parametrize("slices", [1, 3, 20])
 def test_a_number_of_slices_that_is_given_is_kept(slices: int) -> None:
-    found = best_trees(SMALL, REFERENCE, 1e6, slices=slices)
+    found = best_trees(Question(SMALL, 1e6, REFERENCE), slices=slices)
 
     assert found.pipeline.slices == found.simulation.slices == slices
 
 
 def test_the_same_question_has_the_same_answer_and_can_be_simulated_again() -> None:
-    one, other = best_trees(SMALL, REFERENCE, 3e5), best_trees(SMALL, REFERENCE, 3e5)
+    one, other = (best_trees(Question(SMALL, 3e5, REFERENCE)) for _ in range(2))
 
     assert (one.trees.shape, one.pipeline) == (other.trees.shape, other.pipeline)
     again = trees_of(SMALL, one.trees.shape).simulated(REFERENCE, 3e5, one.pipeline)
@@ -177,7 +178,7 @@ def test_a_delay_keeps_a_long_pipeline_from_drifting() -> None:
 
 
 def test_trees_that_fill_gaps_are_faster_only_if_their_leaves_come_last() -> None:
-    found = best_trees(SMALL, REFERENCE, 1e7)
+    found = best_trees(Question(SMALL, 1e7, REFERENCE))
     all_alike = replace(found.pipeline, leaves_last=False)
 
     assert found.trees.shape.kind is TreeKind.GAP_FILLING
@@ -186,7 +187,7 @@ def test_trees_that_fill_gaps_are_faster_only_if_their_leaves_come_last() -> Non
 
 
 def test_a_payload_that_passes_in_the_time_of_the_way_gets_straight_trees() -> None:
-    found = best_trees(SQUARE, REFERENCE, 1e6)
+    found = best_trees(Question(SQUARE, 1e6, REFERENCE))
     others = [
         trees.simulated(REFERENCE, 1e6, best_pipeline(trees, REFERENCE, 1e6)).time_s
         for trees in finalists(SQUARE, PipelineRequest(REFERENCE, 1e6, SQUARE.n_live))
@@ -200,7 +201,7 @@ def test_a_payload_that_passes_in_the_time_of_the_way_gets_straight_trees() -> N
 
 
 def test_the_leaves_of_straight_trees_go_last_and_all_slices_are_simulated() -> None:
-    found = best_trees(SQUARE, REFERENCE, 4e6)
+    found = best_trees(Question(SQUARE, 4e6, REFERENCE))
 
     assert found.trees.shape.kind is TreeKind.STRAIGHT
     assert found.pipeline.leaves_last

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.planning.choose import choose, chosen_schedule
+from meshmend.planning.target import Question
 from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.spanning import broadcast, spread, tree_sum
 from meshmend.schedule.table import Collective, Schedule
@@ -65,7 +66,7 @@ def built(case: str) -> Schedule | None:
     shape, wrap, fail, name, what = case.split("|")
     mesh = parse_mesh(shape, wrap=wrap, fail=fail.split())
     if name == "auto":
-        choice = choose(mesh, FABRICS["reference"], float(what))
+        choice = choose(Question(mesh, float(what), FABRICS["reference"]))
         return chosen_schedule(mesh, choice, Collective.ALLREDUCE)
     if name == "spanning":
         return spanning(mesh, what)

@@ -100,7 +100,7 @@ def test_a_byte_sent_directly_meets_the_limit(shape: str, fail: str) -> None:
     found = price(Question(mesh, 1.0, REFERENCE), "direct")
 
     assert found.time_s <= 1.001 * limit(mesh, REFERENCE, 1.0).time_s
-    assert choose(mesh, REFERENCE, 1.0).algorithm == "direct"
+    assert choose(Question(mesh, 1.0, REFERENCE)).algorithm == "direct"
 
 
 @pytest.mark.parametrize("build", BUILDERS)

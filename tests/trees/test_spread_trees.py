@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from meshmend.planning.choose import choose, chosen_schedule, decode_choice, encode_choice
 from meshmend.planning.comparison import compared
 from meshmend.planning.proof import prove
+from meshmend.planning.target import Question
 from meshmend.planning.tree_finalists import least_tree_hops, meeting_shapes
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import hazards_of
@@ -126,7 +127,7 @@ def test_auto_takes_them_where_hops_take_as_long_as_bytes(
 
 def test_a_kept_choice_gives_the_same_schedule() -> None:
     mesh, machine = parse_mesh("7x10", wrap="all", fail=["link:5,5-6,5"]), fabric("tpu-v4")
-    choice = choose(mesh, machine, 579_488)
+    choice = choose(Question(mesh, 579_488, machine))
 
     kept = decode_choice(mesh, encode_choice(choice))
 

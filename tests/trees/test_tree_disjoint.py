@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from meshmend.errors import TopologyError
 from meshmend.planning.packed_trees import TreeShape, trees_of
+from meshmend.planning.target import Question
 from meshmend.planning.tree_finalists import disjoint_shapes
 from meshmend.planning.tree_formula import PipelineRequest, TreeFormula
 from meshmend.planning.tree_search import best_trees
@@ -164,7 +165,7 @@ def test_trees_up_a_channel_are_counted_by_hand() -> None:
 
 
 def test_they_take_as_long_as_the_formula_says_and_less_than_others_at_a_megabyte() -> None:
-    found = best_trees(SMALL, REFERENCE, 1e6)
+    found = best_trees(Question(SMALL, 1e6, REFERENCE))
     formula_s = TreeFormula(found.trees.figures, REFERENCE, 1e6).time_s(found.pipeline.slices)
     others = trees_of(SMALL, TreeShape(5)).simulated(REFERENCE, 1e6, found.pipeline)
 
@@ -180,7 +181,7 @@ def test_payloads_that_fill_the_mesh_and_empty_ones_are_for_other_trees(
     request = PipelineRequest(REFERENCE, payload_bytes, SMALL.n_live)
 
     assert not list(disjoint_shapes(mesh_figures(SMALL), request))
-    assert best_trees(SMALL, REFERENCE, payload_bytes).trees.shape.window is None
+    assert best_trees(Question(SMALL, payload_bytes, REFERENCE)).trees.shape.window is None
 
 
 def test_where_there_are_none_their_shape_stands_for_other_trees() -> None:

@@ -33,7 +33,7 @@ from meshmend.planning.plan import AUTO, Plan, fastest_trees, plan
 from meshmend.planning.plan_request import SumSizes
 from meshmend.planning.proof import prove
 from meshmend.planning.quick_plan import quick_schedule
-from meshmend.planning.target import Target
+from meshmend.planning.target import Question, Target
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import algorithm as algorithm_named
 from meshmend.schedule.hazards import Hazards, hazards_of
@@ -200,8 +200,8 @@ def _make(mesh: Mesh, algorithm: str, kind: CollectiveCall, class_bytes: int) ->
         made = plan(mesh, AUTO, collective=collective, payload=class_bytes, fabric=fabric)
         return (made.schedule, made.hazards), None
     target = Target().with_(class_bytes, fabric)
-    is_ring = is_ring_faster(mesh, target.fabric, target.payload_bytes, collective)
-    return _half(mesh, "ring-1d" if is_ring else "trees", collective), None
+    question = Question(mesh, target.payload_bytes, target.fabric, collective)
+    return _half(mesh, "ring-1d" if is_ring_faster(question) else "trees", collective), None
 
 
 def _with_pipeline(made: Plan, fabric: Fabric | None) -> _Made:

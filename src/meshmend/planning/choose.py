@@ -32,7 +32,6 @@ from meshmend.planning.tree_search import best_pipeline
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.table import Collective, Schedule, renamed
 from meshmend.schedule.trees import owner_tree_schedule
-from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
@@ -52,7 +51,7 @@ _MOST_SIMULATED = 512  # chips: beyond, loads alone choose an all-to-all, which 
 _CHIPS_OF_OWN_SLICES = 64  # up to here a schedule's slices are searched for in milliseconds
 _WITH_SCRATCH = frozenset({*SCATTERED_AXES, *WHOLE_SUMS, *REGIONS})
 
-_known: dict[tuple[Mesh, Fabric, float, Collective], "Choice"] = {}
+_known: dict[Question, "Choice"] = {}
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,8 @@ class Choice:
 
 
 def choose(
-    mesh: Mesh,
-    fabric: Fabric,
-    payload_bytes: float,
+    question: Question,
     *,
-    collective: Collective = Collective.ALLREDUCE,
     cache_dir: Path | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Choice:
@@ -87,23 +83,21 @@ def choose(
     The answer is the fastest for the payload's class. For the payload itself, no other is more than
     2 % faster. It is found on the mesh's stand-in: images of a mesh have one answer.
     """
-    mesh = stand_in(mesh).mesh
-    typical = payload_class_bytes(payload_bytes)
-    choice = _choice_for_class(Question(mesh, typical, fabric, collective), cache_dir, progress)
-    if payload_bytes == typical or not _has_own_pipeline(mesh, choice, collective):
+    question = replace(question, mesh=stand_in(question.mesh).mesh)
+    typical = replace(question, payload_bytes=payload_class_bytes(question.payload_bytes))
+    choice = _choice_for_class(typical, cache_dir, progress)
+    if question == typical or not _has_own_pipeline(question, choice):
         return choice
-    key = (mesh, fabric, payload_bytes, collective)
-    if key not in _known:
-        question = Question(mesh, payload_bytes, fabric, collective)
+    if question not in _known:
         if choice.algorithm in WHOLE_SUMS:
             choice = _fastest_whole_sum(question)
         else:
             choice = replace(choice, pipeline=_own_pipeline(question, choice))
-        _known[key] = choice
-    return _known[key]
+        _known[question] = choice
+    return _known[question]
 
 
-def _has_own_pipeline(mesh: Mesh, choice: Choice, collective: Collective) -> bool:
+def _has_own_pipeline(question: Question, choice: Choice) -> bool:
     """Whether each payload of a class gets a pipeline of its own.
 
     The best number of slices of a schedule may be the worst for 1 % more bytes: 5x5 as a torus at
@@ -112,12 +106,12 @@ def _has_own_pipeline(mesh: Mesh, choice: Choice, collective: Collective) -> boo
     on the payload: 16x16 less 4x2 as a torus at 10 MB takes 0.5 % less time. On large meshes that
     is not worth the time of the search.
     """
-    shape = choice.shape
+    n_live, shape = question.mesh.n_live, choice.shape
     if shape is None:
-        return mesh.n_live <= _CHIPS_OF_OWN_SLICES
-    is_quick = shape.n_trees * mesh.n_live <= _MOST_RANKS_TIMES_TREES
+        return n_live <= _CHIPS_OF_OWN_SLICES
+    is_quick = shape.n_trees * n_live <= _MOST_RANKS_TIMES_TREES
     needs_one = shape.is_disjoint or (shape.n_trees > MOST_TREES and is_quick)
-    return needs_one and collective is Collective.ALLREDUCE
+    return needs_one and question.collective is Collective.ALLREDUCE
 
 
 def _own_pipeline(question: Question, choice: Choice) -> Pipeline:
@@ -140,29 +134,21 @@ def _fastest_whole_sum(question: Question) -> Choice:
     return _choice_of(question.mesh, best)
 
 
-def choose_trees(
-    mesh: Mesh,
-    fabric: Fabric,
-    payload_bytes: float,
-    *,
-    progress: ProgressCallback = no_progress,
-) -> Choice:
-    """Return the trees that are fastest for an allreduce, as `simulate` prices them."""
-    mesh = stand_in(mesh).mesh
-    question = Question(mesh, payload_bytes, fabric, Collective.ALLREDUCE)
-    return _choice_of(mesh, price(question, TREES, may_estimate=True, progress=progress))
+def choose_trees(question: Question, *, progress: ProgressCallback = no_progress) -> Choice:
+    """Return the trees that are fastest, as `simulate` prices them."""
+    question = replace(question, mesh=stand_in(question.mesh).mesh)
+    found = price(question, TREES, may_estimate=True, progress=progress)
+    return _choice_of(question.mesh, found)
 
 
 def _choice_for_class(
     question: Question, cache_dir: Path | None, progress: ProgressCallback
 ) -> Choice:
     """Return the answer for a payload class: from memory, from disk, or searched now."""
-    key = (question.mesh, question.fabric, question.payload_bytes, question.collective)
-    if key in _known:
-        return _known[key]
-    on_disk = Cache(cache_dir, "choice", encode_choice, partial(decode_choice, question.mesh))
-    _known[key] = on_disk.get_or_make(question.key, lambda: _search(question, progress))
-    return _known[key]
+    if question not in _known:
+        on_disk = Cache(cache_dir, "choice", encode_choice, partial(decode_choice, question.mesh))
+        _known[question] = on_disk.get_or_make(question.key, lambda: _search(question, progress))
+    return _known[question]
 
 
 def forget() -> None:

@@ -214,14 +214,7 @@ def _found_price_of_auto(
     question: Question, cache_dir: Path | None, progress: ProgressCallback
 ) -> Price:
     like = stand_in(question.mesh)
-    choice = choose(
-        question.mesh,
-        question.fabric,
-        question.payload_bytes,
-        collective=question.collective,
-        cache_dir=cache_dir,
-        progress=progress,
-    )
+    choice = choose(question, cache_dir=cache_dir, progress=progress)
     asked = replace(question, mesh=like.mesh)
     if choice.shape is not None:
         result = price_of_choice(asked, choice.shape, choice.packing, choice.pipeline)

@@ -13,12 +13,12 @@ from typing import Final
 
 from meshmend.errors import UnsupportedError
 from meshmend.planning.packed_trees import Fastest, Pipelined, TreeShape, packing_of
+from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.schedule.trees import owner_tree_schedule
 from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
-from meshmend.topology.mesh import Mesh
 from meshmend.trees.rings import hamiltonian_ring
 from meshmend.trees.rooted_trees import SLACK_HOPS, chunk_counts
 from meshmend.trees.tree_packing import TreePacking
@@ -122,16 +122,8 @@ class OwnerFormula:
         return self.fabric.hop_latency_s + hold_s + add_s / 2, busy_s
 
 
-def owner_trees_of(mesh: Mesh, shape: TreeShape, collective: Collective) -> OwnerTrees:
-    """Return the trees of a shape, hung from every owner."""
-    return OwnerTrees(mesh, shape, packing_of(mesh, shape), collective)
-
-
 def best_owner_trees(
-    mesh: Mesh,
-    fabric: Fabric,
-    payload_bytes: float,
-    collective: Collective,
+    question: Question,
     *,
     slices: int | None = None,
     progress: Callable[[str], None] = lambda step: None,
@@ -141,74 +133,71 @@ def best_owner_trees(
     Large tables are not simulated: their time is that of the formula.
     """
     progress("trees: packing")
-    trees, first = _likely_fastest(mesh, fabric, payload_bytes, collective, slices)
+    trees, first = _likely_fastest(question, slices)
     progress("trees: simulating")
-    return _fastest_pipeline(trees, fabric, payload_bytes, slices, first)
+    return _fastest_pipeline(trees, question, slices, first)
 
 
-def _likely_fastest(
-    mesh: Mesh, fabric: Fabric, payload_bytes: float, collective: Collective, slices: int | None
-) -> tuple[OwnerTrees, Simulation | None]:
+def _likely_fastest(question: Question, slices: int | None) -> tuple[OwnerTrees, Simulation | None]:
     """Return the trees that are likely to be fastest: first how many, then how long ways are.
 
     By a first simulation, which comes with them, because messages that meet cost more than hops; of
     many messages by the formula.
     """
+    n_live = question.mesh.n_live
     simulations: dict[TreeShape, Simulation] = {}
 
     def likely_s(trees: OwnerTrees) -> float:
-        formula = owner_formula(trees, fabric, payload_bytes)
+        formula = owner_formula(trees, question)
         pipeline = _first_pipeline(trees, formula, slices)
         n_messages = trees.n_rows * pipeline.slices
         if n_messages <= _MOST_MESSAGES_TO_COMPARE:
             if trees.shape not in simulations:
-                simulations[trees.shape] = trees.simulated(fabric, payload_bytes, pipeline)
+                simulations[trees.shape] = _simulated(trees, question, pipeline)
             return simulations[trees.shape].time_s
         return formula.time_s(slices or formula.best_slices())
 
-    def trees(chunks_each: int, slack: int | None) -> OwnerTrees:
-        return owner_trees_of(mesh, _shape(mesh, collective, chunks_each, slack), collective)
-
-    first, *others = _SLACKS_OF_A_HALF if collective in _HALVES else _SLACKS
-    if mesh.n_live > _FEW_CHIPS:
+    first, *others = _SLACKS_OF_A_HALF if question.collective in _HALVES else _SLACKS
+    if n_live > _FEW_CHIPS:
         first, others = None, []
-    best = min((trees(each, first) for each in chunk_counts(mesh.n_live)), key=likely_s)
-    chunks_each = best.n_chunks // mesh.n_live
-    best = min([best, *(trees(chunks_each, slack) for slack in others)], key=likely_s)
+    best = min((_trees_of(question, each, first) for each in chunk_counts(n_live)), key=likely_s)
+    each = best.n_chunks // n_live
+    best = min([best, *(_trees_of(question, each, slack) for slack in others)], key=likely_s)
     return best, simulations.get(best.shape)
 
 
-def _shape(
-    mesh: Mesh, collective: Collective, chunks_each: int = 1, slack: int | None = None
-) -> TreeShape:
-    """Return the shape of rooted trees. In a half each direction of a link counts for itself."""
-    both_ways = collective not in _HALVES
-    return TreeShape(chunks_each * mesh.n_live, slack, rooted=True, both_ways=both_ways)
+def _trees_of(question: Question, chunks_each: int = 1, slack: int | None = None) -> OwnerTrees:
+    """Return trees hung from every owner. In a half each direction of a link counts for itself."""
+    mesh, both_ways = question.mesh, question.collective not in _HALVES
+    shape = TreeShape(chunks_each * mesh.n_live, slack, rooted=True, both_ways=both_ways)
+    return OwnerTrees(mesh, shape, packing_of(mesh, shape), question.collective)
 
 
-def is_ring_faster(
-    mesh: Mesh, fabric: Fabric, payload_bytes: float, collective: Collective
-) -> bool:
+def _simulated(trees: OwnerTrees, question: Question, pipeline: Pipeline) -> Simulation:
+    return trees.simulated(question.fabric, question.payload_bytes, pipeline)
+
+
+def is_ring_faster(question: Question) -> bool:
     """Whether one ring is faster than trees for a half of an allreduce, by formulas."""
+    mesh, fabric = question.mesh, question.fabric
     try:
         hamiltonian_ring(mesh)
     except UnsupportedError:
         return False
     n, hop_s = mesh.n_live, fabric.hop_latency_s + fabric.message_overhead_s
-    ring_s = (n - 1) * (hop_s + payload_bytes / (2 * n * fabric.link_bandwidth_bytes_per_s))
-    trees = owner_trees_of(mesh, _shape(mesh, collective), collective)
-    formula = owner_formula(trees, fabric, payload_bytes)
-    return ring_s <= formula.time_s(formula.best_slices())
+    part_s = question.payload_bytes / (2 * n * fabric.link_bandwidth_bytes_per_s)
+    formula = owner_formula(_trees_of(question), question)
+    return (n - 1) * (hop_s + part_s) <= formula.time_s(formula.best_slices())
 
 
-def owner_formula(trees: OwnerTrees, fabric: Fabric, payload_bytes: float) -> OwnerFormula:
+def owner_formula(trees: OwnerTrees, question: Question) -> OwnerFormula:
     """Return the formula for these trees."""
     packing, is_half = trees.packing, trees.collective in _HALVES
     load: float = packing.most_trees_up if is_half else packing.max_load * trees.n_chunks
     if trees.mesh.has_slow:
         load = packing.slowest_load(trees.mesh, up_alone=is_half) * trees.n_chunks
     n_hops = float(packing.depths.max() if is_half else 2 * packing.depths.mean())
-    return OwnerFormula(trees.n_chunks, n_hops, load, fabric, payload_bytes)
+    return OwnerFormula(trees.n_chunks, n_hops, load, question.fabric, question.payload_bytes)
 
 
 def _first_pipeline(trees: OwnerTrees, formula: OwnerFormula, slices: int | None) -> Pipeline:
@@ -223,20 +212,16 @@ def _first_pipeline(trees: OwnerTrees, formula: OwnerFormula, slices: int | None
 
 
 def _fastest_pipeline(
-    trees: OwnerTrees,
-    fabric: Fabric,
-    payload_bytes: float,
-    slices: int | None,
-    simulation: Simulation | None,
+    trees: OwnerTrees, question: Question, slices: int | None, simulation: Simulation | None
 ) -> Fastest[OwnerTrees]:
     """Return the fastest of a few pipelines; `simulation` is that of the first, if it is known."""
-    formula = owner_formula(trees, fabric, payload_bytes)
+    formula = owner_formula(trees, question)
     is_half = trees.collective in _HALVES
     first = pipeline = _first_pipeline(trees, formula, slices)
     left = _MAX_MESSAGES - trees.n_rows * pipeline.slices
     if left < 0:
         return Fastest(trees, pipeline, formula.time_s(pipeline.slices), None)
-    best = simulation or trees.simulated(fabric, payload_bytes, pipeline)
+    best = simulation or _simulated(trees, question, pipeline)
     tried = {pipeline}
 
     def others() -> Iterator[Pipeline]:
@@ -256,7 +241,7 @@ def _fastest_pipeline(
         if left < 0 or other in tried:
             continue
         tried.add(other)
-        result = trees.simulated(fabric, payload_bytes, other)
+        result = _simulated(trees, question, other)
         if result.time_s < best.time_s:
             best, pipeline = result, other
     return Fastest(trees, pipeline, best.time_s, best)

@@ -22,7 +22,7 @@ from meshmend.planning.packed_trees import with_equal_links
 from meshmend.planning.pricing import supported_names
 from meshmend.planning.progress import ProgressCallback, ProgressShares, no_progress
 from meshmend.planning.proof import prove
-from meshmend.planning.target import Payload, Target, collective_named
+from meshmend.planning.target import Payload, Question, Target, collective_named
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.contributions import Proof
@@ -274,8 +274,8 @@ def plan(
     pipeline = None
     if algorithm == AUTO:
         with steps.timed("choose"):
-            question, first = (part, target.fabric, target.payload_bytes), halves.of(0)
-            choice = choose(*question, collective=collective, cache_dir=cache_dir, progress=first)
+            question = Question(part, target.payload_bytes, target.fabric, collective)
+            choice = choose(question, cache_dir=cache_dir, progress=halves.of(0))
         with steps.timed("build"):
             schedule, pipeline = chosen_schedule(part, choice, collective), choice.pipeline
     else:
@@ -336,7 +336,8 @@ def fastest_trees(
     halves = ProgressShares(progress, 2)
     steps = _Steps(halves.of(1))
     with steps.timed("choose"):
-        choice = choose_trees(part, target.fabric, target.payload_bytes, progress=halves.of(0))
+        question = Question(part, target.payload_bytes, target.fabric)
+        choice = choose_trees(question, progress=halves.of(0))
     with steps.timed("build"):
         schedule = chosen_schedule(part, choice, Collective.ALLREDUCE)
     return _proved(PlanFile(mesh, schedule, choice.pipeline, target), part, steps)

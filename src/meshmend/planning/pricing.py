@@ -263,28 +263,14 @@ def checked_names(names: Iterable[str]) -> list[str]:
 def _price_of_trees(
     question: Question, slices: int | None, progress: ProgressCallback, *, may_estimate: bool
 ) -> Price:
-    found = best_trees(
-        question.mesh,
-        question.fabric,
-        question.payload_bytes,
-        slices=slices,
-        may_estimate=may_estimate,
-        progress=progress,
-    )
+    found = best_trees(question, slices=slices, may_estimate=may_estimate, progress=progress)
     return _price_of(question, found.trees, found.pipeline, found.known, found.time_s)
 
 
 def _price_of_owner_trees(
     question: Question, slices: int | None, progress: ProgressCallback, *, may_estimate: bool
 ) -> Price:
-    found = best_owner_trees(
-        question.mesh,
-        question.fabric,
-        question.payload_bytes,
-        question.collective,
-        slices=slices,
-        progress=progress,
-    )
+    found = best_owner_trees(question, slices=slices, progress=progress)
     known = found.known
     if known is None and not may_estimate:
         known = found.trees.simulated(

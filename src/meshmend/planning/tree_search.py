@@ -19,11 +19,11 @@ from meshmend.planning.packed_trees import (
     with_equal_links,
 )
 from meshmend.planning.straight_finalists import need_no_others, straight_finalists
+from meshmend.planning.target import Question
 from meshmend.planning.tree_finalists import LONG_GAP, finalists
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline, PipelineRequest, TreeFormula
 from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
-from meshmend.topology.mesh import Mesh
 from meshmend.trees.tree_counts import MOST_TREES
 
 MAX_MESSAGES = 6_000_000  # simulated by the search; those of the answer come on top
@@ -74,19 +74,18 @@ _OTHER_DELAYS_IF_ESTIMATED = (1.0, 1.6)
 
 
 def best_trees(
-    mesh: Mesh,
-    fabric: Fabric,
-    payload_bytes: float,
+    question: Question,
     *,
     slices: int | None = None,
     may_estimate: bool = False,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Fastest[Trees]:
-    """Return the fastest trees found for a payload; with `slices` given, for that number.
+    """Return the fastest trees found for an allreduce; with `slices` given, for that number.
 
     If it `may_estimate`, an answer of more messages than the search simulates is not simulated.
     """
-    request = PipelineRequest(fabric, payload_bytes, mesh.n_live, slices)
+    mesh = question.mesh
+    request = PipelineRequest(question.fabric, question.payload_bytes, mesh.n_live, slices)
     progress("trees: packing")
     straight = straight_finalists(mesh, request)
     best_straight = _best_straight(straight, request, progress)

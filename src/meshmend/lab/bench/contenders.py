@@ -286,16 +286,9 @@ def _parameters(
     name: str, question: Question, progress: ProgressCallback
 ) -> tuple[Schedule, Pipeline]:
     if name in (AUTO, SPEEDS_UNKNOWN):
-        mesh = question.mesh
         if name == SPEEDS_UNKNOWN:
-            mesh = replace(mesh, slow=frozenset())
-        choice = choose(
-            mesh,
-            question.fabric,
-            question.payload_bytes,
-            collective=question.collective,
-            progress=progress,
-        )
-        return chosen_schedule(mesh, choice, question.collective), choice.pipeline
+            question = replace(question, mesh=replace(question.mesh, slow=frozenset()))
+        choice = choose(question, progress=progress)
+        return chosen_schedule(question.mesh, choice, question.collective), choice.pipeline
     result = price(question, name, progress=progress)
     return result.simulation.schedule, result.pipeline
