@@ -1,6 +1,6 @@
 """`simulate` and `limit` as users call them, with a plan or a mesh.
 
-They call `simulator/`, which times any schedule on any routes, and `limits/`, which proves bounds.
+They call `simulator/`, which times any schedule on any routes and proves what none can beat.
 """
 
 from meshmend.errors import check_kind, hides_frames
