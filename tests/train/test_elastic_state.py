@@ -13,11 +13,12 @@ from meshmend.errors import ResumeError
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.train import Saving
 from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.data.random_numbers import RandomNumbers
 from meshmend.train.data.samples import Order
 from meshmend.train.torch import job_record
 from meshmend.train.torch.built_objects import BuiltObjects
 from meshmend.train.torch.elastic_group import ElasticGroup
-from meshmend.train.torch.group_state import GroupState, RandomNumbers
+from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.job_record import JobRecord, SampleTerms
 from meshmend.train.torch.step_in_flight import StepInFlight
 from meshmend.train.torch.tile_checkpoints import whole_state

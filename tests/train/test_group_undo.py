@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from meshmend.train.torch.group_state import GroupState, RandomNumbers
+from meshmend.train.data.random_numbers import RandomNumbers
+from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.state_before import StateBefore
 
 

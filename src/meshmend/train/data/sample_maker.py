@@ -11,7 +11,6 @@ the beginning.
 
 import copy
 import hashlib
-import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from meshmend.errors import InputError
+from meshmend.train.data.random_numbers import seed_all
 
 Collate = Callable[[list[Any]], Any]
 
@@ -102,7 +102,7 @@ class SampleMaker:
         if samples is None:
             return None
         if not self._is_plain:
-            _seed_collation(self._seed, request.start)
+            _seed("batch", self._seed, request.start)
         return self._collate(samples)
 
     def seen(self, request: BatchRequest) -> Seen | None:
@@ -114,7 +114,7 @@ class SampleMaker:
         if self._stream is not None:
             (sample,) = self._stream.samples(index, index + 1, keep_from=0) or [None]
             return sample
-        _seed_sample(self._seed, index)
+        _seed("sample", self._seed, index)
         return self.dataset[index]
 
     def _samples(self, request: BatchRequest, is_wanted: Callable[[], bool]) -> list[Any] | None:
@@ -128,7 +128,7 @@ class SampleMaker:
             if not is_wanted():
                 return None
             if not self._is_plain:
-                _seed_sample(self._seed, place)
+                _seed("sample", self._seed, place)
             samples.append(self.dataset[index])
         return samples
 
@@ -197,7 +197,7 @@ class SampleStream:
         self._next += 1
 
     def _next_sample(self) -> Any:
-        _seed_sample(self._seed, self._next)
+        _seed("sample", self._seed, self._next)
         iterator = self._begin_pass(0) if self._iterator is None else self._iterator
         for sample in iterator:
             return sample
@@ -227,18 +227,7 @@ class SampleStream:
         return self._iterator
 
 
-def _seed_sample(seed: int, place: int) -> None:
-    """Seed the random numbers of Python, NumPy and torch for the sample at a place of the row."""
-    _seed_all(f"sample {seed} {place}")
-
-
-def _seed_collation(seed: int, place: int) -> None:
-    """Seed the same for making a batch of the samples from this place on."""
-    _seed_all(f"batch {seed} {place}")
-
-
-def _seed_all(words: str) -> None:
-    number = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest(), "little")
-    random.seed(number)
-    np.random.seed(number)
-    torch.default_generator.manual_seed(number)
+def _seed(what: str, seed: int, place: int) -> None:
+    """Seed all random numbers for the sample at a place of the row, or the batch from there on."""
+    words = f"{what} {seed} {place}".encode()
+    seed_all(int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little"))

@@ -39,7 +39,7 @@ from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.fingerprint import job_fingerprint, parameter_words, sample_words
 from meshmend.train.state.resume import Resume
-from meshmend.train.state.state_tree import ARRAYS, Array, map_state
+from meshmend.train.state.state_tree import ARRAYS, Array, Bytes, map_state
 
 # What the programs of earlier jobs of this process have read; a notebook may make several jobs.
 _outside_of: WeakKeyDictionary[JaxProgram, OutsideValues] = WeakKeyDictionary()
@@ -259,13 +259,17 @@ def default_micro_batch(batch: int, n_chips: int, *, by_speed: bool = False) -> 
 
 def jax_fingerprint(learner: JaxLearner, dataset: Any, settings: JobSettings) -> JobFingerprint:
     """Return what must be equal on all workers of a job; reads a few samples, each twice."""
+
+    def packed(samples: Any) -> Bytes:
+        return ARRAYS.packed(map_state(_plain_value, samples))
+
     state = learner.state()
     return job_fingerprint(
         settings,
         framework="jax",
         model=_words(state["model"]),
         optimizer=f"optax with {_words(state['optimizer'])}",
-        samples=sample_words(_Plain(dataset), ARRAYS.packed),
+        samples=sample_words(dataset, packed),
     )
 
 
@@ -273,19 +277,3 @@ def _words(arrays: dict[str, Array]) -> str:
     return parameter_words(
         {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
     )
-
-
-class _Plain:
-    """A data set whose JAX arrays are NumPy's."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        sample = self._dataset[index]
-        return jax.tree.map(
-            lambda leaf: jax.device_get(leaf) if isinstance(leaf, jax.Array) else leaf, sample
-        )

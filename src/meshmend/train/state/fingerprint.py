@@ -6,9 +6,7 @@ Samples are not compared if they cannot be hashed, or if reading them twice give
 
 import hashlib
 import json
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -16,9 +14,10 @@ import numpy as np
 import meshmend
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.train.core.job_settings import JobSettings
+from meshmend.train.data.random_numbers import seeded
 from meshmend.train.state.state_tree import Bytes, RawArray
 
-SEED: Final = 1  # of samples that draw random numbers, so that all workers draw the same
+_SEED: Final = 1  # of samples that draw random numbers, so that all workers draw the same
 _N_SAMPLES: Final = 3  # the first, the last, and one in the middle
 _DIGEST_BYTES: Final = 8
 
@@ -67,7 +66,7 @@ def sample_words(dataset: Any, packed: Callable[[Any], Bytes]) -> str:
 
 
 def _digest_of_samples(dataset: Any, indices: list[int], packed: Callable[[Any], Bytes]) -> str:
-    with _fixed_random_seed():
+    with seeded(_SEED):
         return _digest(packed([_described(dataset[index]) for index in indices]).data)
 
 
@@ -83,19 +82,6 @@ def _described(sample: Any) -> Any:
     if isinstance(sample, list | tuple):
         return [_described(value) for value in sample]
     return sample
-
-
-@contextmanager
-def _fixed_random_seed() -> Iterator[None]:
-    """Seed Python's and NumPy's random numbers; restore their states at the end."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    random.seed(SEED)
-    np.random.seed(SEED)
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
 
 
 def _digest(data: bytes | memoryview) -> str:

@@ -53,12 +53,13 @@ from meshmend.train.core.worker_environment import (
     worker_environment,
 )
 from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
+from meshmend.train.data.random_numbers import RandomNumbers
 from meshmend.train.data.samples import Indices, Share
 from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.built_objects import Build, BuiltObjects
 from meshmend.train.torch.group_meeting import MEETING_SUM, PresentGroup, groups_of_ours
-from meshmend.train.torch.group_state import GroupState, RandomNumbers
+from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.job_record import JobRecord
 from meshmend.train.torch.loop_state import Stateful
 from meshmend.train.torch.step_in_flight import StepInFlight

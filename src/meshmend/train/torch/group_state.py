@@ -6,13 +6,9 @@ that this chip holds of it. Knows nothing of chips and generations; `StateBefore
 """
 
 import gc
-import json
-import random
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -358,63 +354,6 @@ def _builtin_hook(module: Any) -> Any:
     """Return the kind of a `DistributedDataParallel`'s built-in communication hook, or None."""
     name = module._get_ddp_logging_data().get("comm_hook", "")
     return dist.BuiltinCommHookType.__members__.get(name.rpartition(".")[2])
-
-
-class RandomNumbers:
-    """The random numbers that a script draws: who takes a state goes on with those of its giver.
-
-    So chips that pick samples by the same numbers still do. It does not if the script has seeded
-    its chips apart: then each has numbers of its own. That is seen when a chip joins, when it has
-    made its objects once, and when its first step begins; a script may seed in between.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[str, dict[str, int]] = {}  # digests by the moment and the generator
-
-    def see(self, moment: str) -> None:
-        """Note what the next numbers are, once for each moment."""
-        if moment not in self._seen:
-            words = _random_words().items()
-            self._seen[moment] = {name: zlib.crc32(each.encode()) for name, each in words}
-
-    def state(self) -> dict[str, Any]:
-        """Return what the next numbers are, as text, and what they were."""
-        return {"seen": {moment: dict(of) for moment, of in self._seen.items()}, **_random_words()}
-
-    def take(self, state: Mapping[str, Any]) -> None:
-        """Go on with the numbers of another chip, of each generator that was seeded alike there."""
-        moment = next(reversed(self._seen))  # the later one
-        theirs = state["seen"].get(moment, {})
-        for name, digest in self._seen[moment].items():
-            if theirs.get(name) == digest:
-                _GENERATORS[name][1](json.loads(state[name]))
-                for other, digests in state["seen"].items():
-                    if name in digests:  # else its giver had numbers of its own then
-                        self._seen.setdefault(other, {})[name] = digests[name]
-
-
-def _set_python(state: Any) -> None:
-    random.setstate((state[0], tuple(state[1]), state[2]))
-
-
-_GENERATORS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]]] = {
-    "python": (random.getstate, _set_python),
-    "numpy": (
-        lambda: [
-            each.tolist() if isinstance(each, np.ndarray) else each
-            for each in np.random.get_state()
-        ],
-        lambda state: np.random.set_state(tuple(state)),
-    ),
-    "torch": (
-        lambda: torch.get_rng_state().tolist(),
-        lambda state: torch.set_rng_state(torch.tensor(state, dtype=torch.uint8)),
-    ),
-}
-
-
-def _random_words() -> dict[str, str]:
-    return {name: json.dumps(get()) for name, (get, _) in _GENERATORS.items()}
 
 
 def _plain_leaf(leaf: Any) -> Any:

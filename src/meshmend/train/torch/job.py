@@ -13,12 +13,10 @@ joins the new generation, and hands out its new share of the same step. The sums
 `backward` still computes; `step` waits for the last.
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from meshmend.errors import InputError, hides_frames
@@ -30,12 +28,13 @@ from meshmend.train.core.job_settings import JobSettings
 from meshmend.train.core.learner import ExchangeState, ShardedReplica, Sharding
 from meshmend.train.core.step_sums import RAISE
 from meshmend.train.core.worker_environment import worker_environment
+from meshmend.train.data.random_numbers import seed_all
 from meshmend.train.data.sample_source import JobData
 from meshmend.train.sharding.sharded_update import ShardedUpdate
 from meshmend.train.sharding.update_shares import DEFAULT_DOMAINS
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
-from meshmend.train.state.fingerprint import SEED, job_fingerprint, parameter_words, sample_words
+from meshmend.train.state.fingerprint import job_fingerprint, parameter_words, sample_words
 from meshmend.train.state.resume import Resume
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.learner import Models, TorchLearner, one_module
@@ -292,13 +291,8 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def seed_step(number: int) -> None:
-    """Seed the random numbers of Python, NumPy and torch; on a GPU only if it is in use.
-
-    `torch.manual_seed` looks for every kind of device. That is too slow for small steps.
-    """
-    random.seed(number)
-    np.random.seed(number)
-    torch.default_generator.manual_seed(number)
+    """Seed all random numbers, those of GPUs if they are in use."""
+    seed_all(number)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's stubs
         torch.cuda.manual_seed_all(number)
 
@@ -327,13 +321,8 @@ def fingerprint_of(
         framework="torch",
         model=parameter_words(parameters),
         optimizer=kinds + words,
-        samples=torch_sample_words(dataset),
+        samples=sample_words(dataset, TORCH.packed),
     )
-
-
-def torch_sample_words(dataset: Any) -> str:
-    """Return a digest of a few samples; a data set may draw torch's random numbers."""
-    return sample_words(_Seeded(dataset), TORCH.packed)
 
 
 def _optimizer_words(optimizer: torch.optim.Optimizer) -> str:
@@ -343,21 +332,3 @@ def _optimizer_words(optimizer: torch.optim.Optimizer) -> str:
     """
     keys = sorted({str(key) for group in optimizer.param_groups for key in group} - {"params"})
     return f"{type(optimizer).__name__}({', '.join(keys)})"
-
-
-class _Seeded:
-    """A data set that draws torch's random numbers with a fixed seed for each sample."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        before = torch.get_rng_state()
-        torch.default_generator.manual_seed(SEED)
-        try:
-            return self._dataset[index]
-        finally:
-            torch.set_rng_state(before)

@@ -6,14 +6,14 @@ weight, a second backward pass), and nothing tells before. The copies are kept f
 that a step copies but allocates nothing. Knows nothing of what chips send each other.
 """
 
-import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
+from meshmend.train.data.random_numbers import random_states, set_random_state
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.state_tree import map_state
 from meshmend.train.state.torch_state import tensors_of
@@ -38,7 +38,7 @@ class StateBefore:
     @torch.no_grad()
     def capture(self, *, with_random: bool = True) -> None:
         """Copy all that a step may change; the copies of the moment before are used again."""
-        self._undo = [*_random_states()] if with_random else []
+        self._undo = [*_random_undos()] if with_random else []
         gradients, self._gradients = self._gradients, {}
         tensors = list(self._tensors())
         self._copies = self._copied(tensors)
@@ -206,11 +206,9 @@ def is_scaler(each: object) -> bool:
     return isinstance(each, torch.amp.GradScaler) and each.is_enabled()
 
 
-def _random_states() -> Iterator[Undo]:
-    python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield lambda: random.setstate(python)
-    yield lambda: np.random.set_state(of_numpy)
-    yield lambda: torch.set_rng_state(of_torch)
+def _random_undos() -> Iterator[Undo]:
+    for name, state in random_states().items():
+        yield partial(set_random_state, name, state)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's stubs
         of_cuda = torch.cuda.get_rng_state_all()
         yield lambda: torch.cuda.set_rng_state_all(of_cuda)

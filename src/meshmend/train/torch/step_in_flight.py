@@ -13,7 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from meshmend.errors import InputError
 from meshmend.membership.faults.fault import Moment
 from meshmend.membership.faults.fault_injector import SelfInjection
-from meshmend.train.torch.group_state import GroupState, RandomNumbers
+from meshmend.train.data.random_numbers import RandomNumbers
+from meshmend.train.torch.group_state import GroupState
 
 
 class StepInFlight:

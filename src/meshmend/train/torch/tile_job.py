@@ -33,9 +33,11 @@ from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.sample_source import JobData
 from meshmend.train.data.samples import Indices, Order, Share, share_of
 from meshmend.train.state.checkpoint import Saving
+from meshmend.train.state.fingerprint import sample_words
 from meshmend.train.state.resume import Resume
+from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.elastic_group import ElasticGroup, elastic_group, retrying
-from meshmend.train.torch.job import seed_step, torch_sample_words
+from meshmend.train.torch.job import seed_step
 from meshmend.train.torch.job_record import JobRecord, SampleTerms
 from meshmend.train.torch.loop_state import Stateful
 
@@ -95,7 +97,7 @@ class TileJob:
         self.steps, self.batch, self.seed = steps, data.batch_size(batch), seed
         self._order = Order(data.n_samples, seed)
         self._source = data.source(self._order)
-        self._sample_words = partial(torch_sample_words, self._source)
+        self._sample_words = partial(sample_words, self._source, TORCH.packed)
         self.mesh: DeviceMesh | None = None
 
     @property
