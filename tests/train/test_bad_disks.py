@@ -15,7 +15,7 @@ from elastic_job import elastic, of_kind
 from meshmend.files import DRAFT
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.state.checkpoint import Saving, complete_steps, read_step
-from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
+from meshmend.train.state.checkpoint_writer import CheckpointWriter
 from meshmend.train.state.state_tree import ARRAYS
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.job import Job
@@ -50,7 +50,7 @@ def trained(folder: Path, n_bytes: int) -> None:
 def written(folder: Path, n_bytes: int) -> list[int]:
     """Write the same checkpoints of a state of arrays; return the steps that are missing."""
     saving, alone = Saving(folder, every=2, keep=4), WorkerEnvironment()
-    writer = CheckpointWriter(saving, ARRAYS, WriteFailures(alone), alone)
+    writer = CheckpointWriter(saving, ARRAYS, alone)
     state = {"weights": np.arange(n_bytes // 8, dtype=np.float64)}
     for step in DUE:
         writer.save(lambda: state, step=step, generation=0, shard=0, n_shards=1)
@@ -102,7 +102,7 @@ def test_checkpoints_that_cannot_be_set_aside_are_told_in_a_line_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saving, alone = Saving(tmp_path, every=5), WorkerEnvironment()
-    writer = CheckpointWriter(saving, ARRAYS, WriteFailures(alone), alone)
+    writer = CheckpointWriter(saving, ARRAYS, alone)
 
     def save(step: int) -> None:
         state = {"weights": np.arange(8.0)}

@@ -1,6 +1,7 @@
 """Checkpoints are written while training goes on; each is whole or does not count."""
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import Saving, complete_steps, load, read_step
-from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
+from meshmend.train.state.checkpoint_writer import CheckpointWriter
 from meshmend.train.state.torch_state import TORCH
 
 
@@ -51,12 +52,10 @@ class Chip:
     def __init__(self, folder: Path, shard: int = 0, n_shards: int = 1) -> None:
         self.weights = torch.zeros(1000)
         self.saved: list[int] = []
-        self.failures = WriteFailures(WorkerEnvironment())
         self._shard, self._n_shards = shard, n_shards
         self.writer = CheckpointWriter(
             Saving(folder, every=1),
             TORCH,
-            self.failures,
             WorkerEnvironment(),
             on_saved=lambda step, at: self.saved.append(step),
         )
@@ -122,7 +121,12 @@ def test_a_failure_to_write_is_reported_once_and_the_next_checkpoint_is_tried(
     chip.writer.wait()
 
     assert chip.saved == [3]
-    assert not chip.failures.has("its part of a checkpoint")
+
+    shutil.rmtree(folder)
+    folder.touch()
+    chip.begin(4)
+    chip.writer.wait()
+    assert caplog.text.count("cannot write its part of a checkpoint") == 2
 
 
 def test_a_state_that_cannot_be_stored_is_reported(
@@ -187,11 +191,10 @@ from meshmend.train import Saving
 from meshmend.train.state.checkpoint_writer import CheckpointWriter
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.core.worker_environment import WorkerEnvironment
-from meshmend.train.state.checkpoint_writer import WriteFailures
 
 folder, flush = Path(sys.argv[1]), os.fsync
 alone = WorkerEnvironment()
-writer = CheckpointWriter(Saving(folder, 1), TORCH, WriteFailures(alone), alone)
+writer = CheckpointWriter(Saving(folder, 1), TORCH, alone)
 for step in (1, 2):
     if step == 2:
         os.fsync = lambda descriptor: os._exit(9)  # dies in the middle of the second

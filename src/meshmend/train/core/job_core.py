@@ -38,13 +38,13 @@ from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
     exchange_of,
+    ledger_of,
     worker_environment,
 )
 from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
 from meshmend.train.core.wrong_numbers import WrongNumbers
-from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import Indices, Share
-from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
+from meshmend.train.state.checkpoint_writer import CheckpointWriter
 from meshmend.train.state.comparison import Seen
 from meshmend.train.state.digest import total_of
 from meshmend.train.state.resume import (
@@ -53,7 +53,6 @@ from meshmend.train.state.resume import (
     resumable,
     tell_of_new_beginning,
 )
-from meshmend.train.state.shards import Origin
 from meshmend.train.state.state_tree import Framework
 
 _log = logging.getLogger(__name__)
@@ -78,18 +77,12 @@ class JobCore:
         self._flips = BitFlips(learner, self._environment.chip, self._self_injection)
         self._shares = StepShares(learner, settings, self._environment, self._self_injection)
 
-        failures = WriteFailures(self._environment)
         resume = folder_to_resume(settings.resume, settings.saving)
-        self._owner = folder_owner(settings.saving, resume, self._environment.run_id)
+        owner = folder_owner(settings.saving, resume, self._environment.run_id)
         self._saving = CheckpointWriter(
-            settings.saving, learner.framework, failures, self._environment, self._owner
+            settings.saving, learner.framework, self._environment, owner
         )
-        self._ledger = Ledger(
-            self._environment.run_dir / "ledger" if self._environment.run_dir else None,
-            self._environment.chip,
-            self._shares.order,
-            on_failure=lambda why: failures.report("its ledger", why),
-        )
+        self._ledger = ledger_of(self._environment, self._shares.order)
 
         # The training state, and what all chips know alike.
         self.step_number = 0  # steps done
@@ -188,16 +181,6 @@ class JobCore:
         """The seed of the random numbers that this chip draws in the next step."""
         rank = self.rank if self._second is None else self._second
         return hash((self._settings.seed, self.step_number, rank)) & 0x7FFFFFFF
-
-    @property
-    def n_live_at_start(self) -> int:
-        """How many chips were live when the job was started."""
-        return self._environment.n_live_at_start
-
-    @property
-    def run_dir(self) -> Path | None:
-        """The folder of the run, which all workers of a host share; None if there is none."""
-        return self._environment.run_dir
 
     @property
     def _generation_number(self) -> int:
@@ -468,13 +451,15 @@ class JobCore:
         if self._saved_step == self.step_number:
             return
         self._saved_step = self.step_number
+        generation = self._loop.generation if self._loop else None
         self._saving.save(
             lambda: self._with_progress(self._learner.saved_state()),
             step=self.step_number,
             generation=self._generation_number,
+            term=generation.term if generation else 0,
             shard=self.rank,
             n_shards=self.world_size,
-            origin=self._origin,
+            digest=self._digest,
             is_last=self.is_finished,
             right_until=self._checks.right_until if self._checks else None,
         )
@@ -498,16 +483,6 @@ class JobCore:
             saves_to=self._saving.folder if is_first else "",
         )
         coordinator_client().report(stepped)
-
-    def _origin(self) -> Origin:
-        generation = self._loop.generation if self._loop else None
-        return Origin(
-            run=self._owner.run if self._owner else "",
-            term=generation.term if generation else 0,
-            generation=generation.number if generation else 0,
-            chip=self._environment.chip,
-            digest=self._digest(),
-        )
 
     def _write_state_hash(self) -> None:
         self._ledger.write_hold(self.step_number, self._generation_number, self._digest())

@@ -1,8 +1,8 @@
 """Which chip of which job this process is, read from its environment variables.
 
 `planning/environment.py` reads the variables. This module turns them into what a worker needs: its
-identity for the coordinator, its settings for the exchange, and its faults. A file says whether
-the worker trains, for the readiness probe of a scheduler.
+identity for the coordinator, its settings for the exchange, its faults, and its ledger. A file
+says whether the worker trains, for the readiness probe of a scheduler.
 """
 
 import hmac
@@ -20,6 +20,7 @@ from meshmend.config import CHIP, MESH, SECRET, RunConfig
 from meshmend.errors import InputError
 from meshmend.membership.client import WorkerIdentity
 from meshmend.membership.coordinator_client import CoordinatorClient
+from meshmend.membership.events import WriteFailed
 from meshmend.membership.faults.fault import Fault, parse_fault
 from meshmend.membership.messages import Status
 from meshmend.membership.status_responder import StatusResponder
@@ -29,6 +30,8 @@ from meshmend.topology.failures import Chip, board_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.host_planner import PlanAheadSettings, scratch_plan_folder
+from meshmend.train.data.ledger import Ledger
+from meshmend.train.data.samples import Order, StreamOrder
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +159,45 @@ def exchange_of(environment: WorkerEnvironment) -> Exchange:
     exchange.transport.answer_askers(StatusResponder(client.answer).take)
     client.set_traffic(exchange.sent_bytes)
     return exchange
+
+
+def ledger_of(environment: WorkerEnvironment, order: Order | StreamOrder | None) -> Ledger:
+    """Return the ledger of this chip, in the folder of the run if there is one."""
+    failures = WriteFailures(environment)
+    return Ledger(
+        environment.run_dir / "ledger" if environment.run_dir else None,
+        environment.chip,
+        order,
+        on_failure=lambda why: failures.report("its ledger", why),
+    )
+
+
+class WriteFailures:
+    """Remembers what could not be written, so that it is reported once."""
+
+    def __init__(self, environment: WorkerEnvironment) -> None:
+        self._environment = environment
+        self._reported: set[str] = set()
+
+    def report(self, what: str, why: str, *, step: int | None = None) -> None:
+        """Log and report that something cannot be written, unless that was done already.
+
+        What is missing of a certain step is always reported, but logged once.
+        """
+        is_new, chip = what not in self._reported, self._environment.chip
+        self._reported.add(what)
+        if is_new:
+            _log.warning("chip %s cannot write %s: %s", chip, what, why)
+        if self._environment.identity is not None and (is_new or step is not None):
+            coordinator_client().report(WriteFailed(chip, what, why, step))
+
+    def clear(self, what: str) -> None:
+        """Note that something can be written again; its next failure is reported again."""
+        self._reported.discard(what)
+
+    def has(self, what: str) -> bool:
+        """Return whether something cannot be written now."""
+        return what in self._reported
 
 
 class ReadyFile:

@@ -4,7 +4,6 @@ Between two steps the shard is copied; a thread writes the copy while training g
 written at a time: the next one waits for it, so that all chips save the same steps.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +13,12 @@ from pathlib import Path
 
 from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.files import why_unwritten
-from meshmend.membership.events import WorkerSaved, WriteFailed
-from meshmend.train.core.worker_environment import WorkerEnvironment, coordinator_client
+from meshmend.membership.events import WorkerSaved
+from meshmend.train.core.worker_environment import (
+    WorkerEnvironment,
+    WriteFailures,
+    coordinator_client,
+)
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import (
     FolderOwner,
@@ -24,39 +27,8 @@ from meshmend.train.state.checkpoint import (
     newest_complete,
     why_not_shared,
 )
-from meshmend.train.state.shards import NO_ORIGIN, Origin, Shard, State, cut_shard
+from meshmend.train.state.shards import Origin, Shard, State, cut_shard
 from meshmend.train.state.state_tree import Framework
-
-_log = logging.getLogger(__name__)
-
-
-class WriteFailures:
-    """Remembers what could not be written, so that it is reported once."""
-
-    def __init__(self, environment: WorkerEnvironment) -> None:
-        self._environment = environment
-        self._reported: set[str] = set()
-
-    def report(self, what: str, why: str, *, step: int | None = None) -> None:
-        """Log and report that something cannot be written, unless that was done already.
-
-        What is missing of a certain step is always reported, but logged once.
-        """
-        is_new, chip = what not in self._reported, self._environment.chip
-        self._reported.add(what)
-        if is_new:
-            _log.warning("chip %s cannot write %s: %s", chip, what, why)
-        if self._environment.identity is not None and (is_new or step is not None):
-            coordinator_client().report(WriteFailed(chip, what, why, step))
-
-    def clear(self, what: str) -> None:
-        """Note that something can be written again; its next failure is reported again."""
-        self._reported.discard(what)
-
-    def has(self, what: str) -> bool:
-        """Return whether something cannot be written now."""
-        return what in self._reported
-
 
 _PART, _WHOLE = "its part of a checkpoint", "a whole checkpoint"
 _NAMES = "the new names of checkpoints that may hold wrong numbers"
@@ -111,7 +83,6 @@ class CheckpointWriter:
         self,
         saving: Saving | None,
         framework: Framework,
-        failures: WriteFailures,
         environment: WorkerEnvironment,
         owner: FolderOwner | None = None,
         *,
@@ -119,7 +90,7 @@ class CheckpointWriter:
     ) -> None:
         self._saving = saving
         self._framework = framework
-        self._failures = failures
+        self._failures = WriteFailures(environment)
         self._environment = environment
         self._owner = owner
         self._on_saved = on_saved or self._announce
@@ -143,14 +114,16 @@ class CheckpointWriter:
         generation: int,
         shard: int,
         n_shards: int,
-        origin: Callable[[], Origin] = lambda: NO_ORIGIN,
+        term: int = 0,
+        digest: Callable[[], str] = lambda: "",
         is_last: bool = False,
         right_until: int | None = None,
     ) -> None:
         """Begin to write this chip's shard of a checkpoint, if one is due after this step.
 
         One is always due after the last step of a job: who resumes it has nothing to do again. The
-        shard is copied now, and written once the one before is.
+        shard is copied now, and written once the one before is. `digest()` names the state that the
+        shards of all chips make up; without it, it is the hash of what this chip has.
         """
         if self._saving is None:
             return
@@ -159,9 +132,11 @@ class CheckpointWriter:
         if not (is_last or self._saving.is_due(step)):
             return
         self.wait()
+        run, chip = self._owner.run if self._owner else "", self._environment.chip
         place = {"step": step, "shard": shard, "n_shards": n_shards}
         try:
-            cut = cut_shard(state(), self._framework, **place, origin=origin())
+            origin = Origin(run, term, generation, chip, digest())
+            cut = cut_shard(state(), self._framework, **place, origin=origin)
         except InputError as error:
             self._report(step, str(error))
             return

@@ -88,14 +88,13 @@ def folder_owner(
     return new_owner(saving.folder, run_id(), resumes=resumes)
 
 
-def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -> Loaded:
-    """Return the newest readable checkpoint of a folder, checked against the job to resume.
+def newest_readable(folder: Path, framework: Framework, *, steps: int) -> Loaded:
+    """Return the newest readable checkpoint of a folder, for a job of so many steps.
 
-    `fresh` is the state of the job before its first step. Damaged checkpoints are skipped, and
-    logged.
+    Damaged checkpoints are skipped, and logged.
 
     Raises:
-        ResumeError: no checkpoint can be read, or the newest readable one is of another job.
+        ResumeError: no checkpoint can be read, or the newest readable one is past the last step.
     """
     for _ in range(_TRIES):
         newest = newest_complete(folder)
@@ -115,6 +114,18 @@ def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -
             f"the checkpoint is at step {loaded.step}, but the job ends at step {steps}; "
             f"set steps to at least {loaded.step}"
         )
+    return loaded
+
+
+def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -> Loaded:
+    """Return what `newest_readable` does, checked against the job to resume.
+
+    `fresh` is the state of the job before its first step.
+
+    Raises:
+        ResumeError: no checkpoint can be read, or the newest readable one is of another job.
+    """
+    loaded = newest_readable(folder, framework, steps=steps)
     if len(loaded.state["also"]) != len(fresh["also"]):
         raise ResumeError(
             f"resume needs {len(loaded.state['also'])} objects in also, as the checkpoint has, but "

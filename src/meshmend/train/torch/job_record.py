@@ -14,21 +14,21 @@ from typing import Any, Final
 from meshmend.errors import ResumeError
 from meshmend.membership.generation import Generation
 from meshmend.topology.tiles import box_colour
-from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.core.worker_environment import WorkerEnvironment, ledger_of
 from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import Order
 from meshmend.train.state import checkpoint
 from meshmend.train.state.checkpoint import Damage, Loaded, Saving
-from meshmend.train.state.checkpoint_writer import CheckpointWriter, WriteFailures
+from meshmend.train.state.checkpoint_writer import CheckpointWriter
 from meshmend.train.state.resume import (
     Resume,
     check_progress,
     folder_owner,
     folder_to_resume,
+    newest_readable,
     tell_of_damage,
     tell_of_new_beginning,
 )
-from meshmend.train.state.shards import Origin
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.group_state import GroupState
 from meshmend.train.torch.tile_checkpoints import whole_state
@@ -74,9 +74,8 @@ class JobRecord:
         self._folder = saving.folder if self._resume is None and saving else self._resume
         if self._resume is None:
             tell_of_new_beginning(resume, saving)
-        self._owner = folder_owner(saving, self._resume, environment.run_id)
-        failures = WriteFailures(environment)
-        self.writer = CheckpointWriter(saving, TORCH, failures, environment, self._owner)
+        owner = folder_owner(saving, self._resume, environment.run_id)
+        self.writer = CheckpointWriter(saving, TORCH, environment, owner)
         self._begin = (0, 0)  # the first step, and the position of that in the row of samples
         self.saved_step = 0  # the last one of which a checkpoint was begun
         self.own_loss = 0.0  # this chip's part of the loss of the step in flight
@@ -90,16 +89,9 @@ class JobRecord:
         """
         if self._resume is None or self.terms is None:
             return None
-        loaded, damage = checkpoint.load(self._resume, TORCH)
-        state = _whole(self._resume, loaded, damage).state
-        tell_of_damage(damage)
+        state = newest_readable(self._resume, TORCH, steps=self.terms.steps).state
         check_progress(state["progress"], self.terms.progress)
         self._begin_with(state["progress"])
-        if self.saved_step > self.terms.steps:
-            raise ResumeError(
-                f"the checkpoint is at step {self.saved_step}, but the job ends at step "
-                f"{self.terms.steps}; set steps to at least {self.saved_step}"
-            )
         return state
 
     def _begin_with(self, progress: dict[str, Any]) -> None:
@@ -133,13 +125,7 @@ class JobRecord:
 
     def open(self, step: int) -> None:
         """Begin the ledger of a job that has done so many steps."""
-        environment, failures = self._environment, WriteFailures(self._environment)
-        self.ledger = Ledger(
-            environment.run_dir / "ledger" if environment.run_dir else None,
-            environment.chip,
-            self.terms.order if self.terms is not None else None,
-            on_failure=lambda why: failures.report("its ledger", why),
-        )
+        self.ledger = ledger_of(self._environment, self.terms.order if self.terms else None)
         if step:
             self.ledger.write_resume(*self._begin)
 
@@ -184,15 +170,10 @@ class JobRecord:
             lambda: {**whole_state(held, has_parts=is_writer), "progress": progress},
             step=step,
             generation=generation.number,
+            term=generation.term,
             shard=shard,
             n_shards=n_shards,
-            origin=lambda: Origin(
-                run=self._owner.run if self._owner else "",
-                term=generation.term,
-                generation=generation.number,
-                chip=chip,
-                digest=f"step {step}",  # which names one state of this history; each has a part
-            ),
+            digest=lambda: f"step {step}",  # which names one state of this history
             is_last=step >= terms.steps,
         )
 
