@@ -107,7 +107,7 @@ class Payload:
     value: int = RIGHT
 
     def sum_sizes(self) -> list[tuple[int, str]]:
-        return [(1, "float32")]
+        return [(1, "int32")]  # such sums are not checked
 
     def payload_hashes(self, number: int) -> dict[str, int]:
         return {"first": RIGHT, "second": self.value}

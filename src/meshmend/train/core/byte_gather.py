@@ -9,9 +9,9 @@ gather for different calls, because a script does not do the same on all of them
 """
 
 import hashlib
-import json
-from typing import Any, Final
+from typing import Final, TypeVar
 
+import msgspec
 import numpy as np
 
 from meshmend.config import CHECKSUM
@@ -27,6 +27,8 @@ _LENGTH_BYTES: Final = 8
 _HEAD_BYTES: Final = 16  # the length, and the hash
 _LENGTH_BITS: Final = 48  # of the length; the others have the topic
 _MOST_BYTES: Final = 1 << 40  # of one chip: more is no length, but memory that nobody has
+
+_Value = TypeVar("_Value")
 
 
 def gather_bytes(exchange: Exchange, data: bytes, topic: str = "") -> list[bytes]:
@@ -69,14 +71,14 @@ def gather_bytes(exchange: Exchange, data: bytes, topic: str = "") -> list[bytes
     return parts
 
 
-def gather_values(exchange: Exchange, value: Any) -> list[Any]:
-    """Return the value of each chip, in the order of ranks: what JSON can hold.
+def gather_values(exchange: Exchange, value: _Value, kind: type[_Value]) -> list[_Value]:
+    """Return the value of each chip, in the order of ranks; all are of a kind that msgspec knows.
 
     Raises:
         TransportError, WrongResultError: as `gather_bytes`.
     """
-    text = json.dumps(value, separators=(",", ":"))
-    return [json.loads(each) for each in gather_bytes(exchange, text.encode())]
+    told = gather_bytes(exchange, msgspec.msgpack.encode(value))
+    return [msgspec.msgpack.decode(each, type=kind) for each in told]
 
 
 def _damage() -> WrongResultError:

@@ -19,14 +19,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from meshmend.config import CHECKSUM
 from meshmend.errors import InputError, WrongResultError
 from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
-from meshmend.train.core.sum_checks import SumCheck
+from meshmend.train.core.sum_checks import PutAndGot, SumCheck
 from meshmend.train.state.digest import total_of
 from meshmend.units import some
 
@@ -109,18 +109,30 @@ class Finding:
 RIGHT: Final = Finding()
 
 
-class ShareChecks:
-    """One chip's part in computing shares twice, and in checking `sums` where there are some."""
+@dataclass(frozen=True)
+class ToldShares:
+    """What a chip tells the others of a step: digests of its own share and of the second ones.
 
-    def __init__(
-        self, learner: Learner, exchange: Exchange, *, every: int, sums: SumCheck | None = None
-    ) -> None:
+    `disputed` are the hashes by parameter of both shares of a dispute, where it is one of the two.
+    """
+
+    own: str
+    seconds: tuple[str, ...]  # an empty text is no share
+    right_until: int | None
+    disputed: tuple[Hashes, Hashes]
+    sums: PutAndGot | None
+
+
+class ShareChecks:
+    """One chip's part in computing shares twice, and in checking sums in the same steps."""
+
+    def __init__(self, learner: Learner, exchange: Exchange, *, every: int) -> None:
         self._learner, self._exchange, self._every = learner, exchange, every
-        self._sums = sums
+        self._sums = SumCheck(learner, exchange)
         self.kind = Kind.NOTHING  # of the step in flight
         self._own: Hashes = {}  # of what this chip puts into the sums
-        self._second: list[Hashes | None] = []  # of each share that it computes besides
-        self._disputed: tuple[Hashes, Hashes] | None = None  # both, of a check that was disputed
+        self._second: list[Hashes] = []  # of each share that it computes besides
+        self._disputed: tuple[Hashes, Hashes] = ({}, {})  # both, of a check that was disputed
         self._tested = 0  # the last generation whose chips were found alike
         self._disputes: tuple[Dispute, ...] = ()
         self._disputed_in = 0  # the generation of the disputes
@@ -138,8 +150,7 @@ class ShareChecks:
     def begin(self, step: int) -> list[int]:
         """Begin the step after this one; return the ranks whose shares to compute too."""
         second = self._begin_shares(step)
-        if self._sums is not None:
-            self._sums.begin(step, is_checked=bool(second))
+        self._sums.begin(step, is_checked=bool(second))
         return second
 
     def _begin_shares(self, step: int) -> list[int]:
@@ -202,60 +213,53 @@ class ShareChecks:
         """Take the hash of what this chip puts into a sum; it is complete now."""
         if self.kind is Kind.CHECK:
             self._own |= self._learner.payload_hashes(number)
-        if self._sums is not None:
-            self._sums.note(number)
+        self._sums.note(number)
 
-    def add_second(self) -> None:
-        """Take the hash of a second share, which the payloads hold now."""
+    def add_second(self, *, is_empty: bool = False) -> None:
+        """Take the hash of a second share, which the payloads hold now if it has samples."""
         found: Hashes = {}
-        for number in range(len(self._learner.sum_sizes())):
+        for number in range(0 if is_empty else len(self._learner.sum_sizes())):
             found |= self._learner.payload_hashes(number)
         self._second.append(found)
 
-    def add_empty(self) -> None:
-        """Note that a second share has no samples."""
-        self._second.append(None)
-
-    def told(self) -> Any:
+    def told(self) -> ToldShares:
         """Return what this chip tells the others of the step in flight."""
-        seconds = ["" if each is None else _joined(each) for each in self._second]
-        sums = self._sums.told() if self._sums is not None else None
-        return [_joined(self._own), seconds, self.right_until, self._told_disputed(), sums]
-
-    def _told_disputed(self) -> Any:
-        """Return the hashes by parameter of what is in dispute, if this chip has computed it."""
         rank = self._exchange.rank
         is_mine = any(rank in (each.owner, each.checker) for each in self._disputes)
-        return self._disputed if is_mine and self.kind is Kind.VERDICT else None
+        return ToldShares(
+            _joined(self._own),
+            tuple(map(_joined, self._second)),
+            self.right_until,
+            self._disputed if is_mine and self.kind is Kind.VERDICT else ({}, {}),
+            self._sums.told(),
+        )
 
-    def judge(self, step: int, told: Sequence[Any], chips: Sequence[Chip]) -> Finding:
+    def judge(self, step: int, told: Sequence[ToldShares], chips: Sequence[Chip]) -> Finding:
         """Compare what all chips have told; all come to the same conclusion.
 
         Raises:
             InputError: the chips do not compute the same, so that nothing can be checked.
             WrongResultError: it cannot be said which chip is wrong.
         """
-        if self._sums is not None:
-            wrong_sums = self._sums.wrong_ranks([sums for *_, sums in told])
-            finding = self.judge_sums(step, wrong_sums, chips)
-            if finding.is_void:
-                return finding
-        known = [right for _, _, right, *_ in told if right is not None]
+        finding = self.judge_sums(step, self._sums.wrong_ranks([each.sums for each in told]), chips)
+        if finding.is_void:
+            return finding
+        known = [each.right_until for each in told if each.right_until is not None]
         self.right_until = max(known, default=None)
         match self.kind:
             case Kind.NOTHING:
                 return RIGHT
             case Kind.TEST:
-                return self._judge_test(step, [second for _, second, *_ in told], chips)
+                return self._judge_test(step, [each.seconds for each in told], chips)
             case Kind.CHECK:
                 found = disputes_of(
-                    [own for own, *_ in told],
-                    [second[0] for _, second, *_ in told],
+                    [each.own for each in told],
+                    [each.seconds[0] for each in told],
                     lambda rank: checked_rank(rank, len(told), step, self._every),
                 )
                 if found:
                     self._disputes = tuple(found)
-                    self._disputed = self._own, self._second[0] or {}
+                    self._disputed = self._own, self._second[0]
                     self._disputed_in = self._exchange.generation_number
                     return Finding(is_void=True)
                 self._n_undecided = 0
@@ -265,11 +269,12 @@ class ShareChecks:
                 return RIGHT
             case Kind.VERDICT:
                 disputes, self._disputes = self._disputes, ()
-                votes = [[second[at] for _, second, *_ in told] for at in range(len(disputes))]
+                votes = zip(*(each.seconds for each in told), strict=True)
                 for dispute, each in zip(disputes, votes, strict=True):
                     if (wrong := wrong_one(dispute, each)) is not None:
                         self._n_undecided = 0
-                        names = _differing(told[dispute.owner][3][0], told[dispute.checker][3][1])
+                        own, second = told[dispute.owner], told[dispute.checker]
+                        names = _differing(own.disputed[0], second.disputed[1])
                         return Finding(
                             is_void=True, wrong=(wrong,), share=dispute.owner, parameters=names
                         )
@@ -344,7 +349,8 @@ def wrong_one(dispute: Dispute, votes: Sequence[str]) -> int | None:
 
 
 def _joined(hashes: Hashes) -> str:
-    return total_of({name: f"{each:016x}" for name, each in hashes.items()})
+    """Return one digest of all hashes; an empty text if there are none."""
+    return total_of({name: f"{each:016x}" for name, each in hashes.items()}) if hashes else ""
 
 
 def _differing(one: Hashes, other: Hashes) -> tuple[str, ...]:

@@ -18,12 +18,13 @@ are not computed again. When no chip is in a round, the generation is **settled*
 are needed: its chips do the same in the same order.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
+
+import msgspec
 
 from meshmend.errors import InputError, TransportError
 from meshmend.train.core.byte_gather import gather_bytes, gather_values
@@ -231,7 +232,9 @@ class Rounds:
         if holders:
             is_first = self._exchange.rank == holders[0]
             kept = self._finished[wanted - 1] if is_first else {}
-            return wanted, _merged(gather_bytes(self._exchange, _packed(kept), _ROUND))
+            return wanted, _merged(
+                gather_bytes(self._exchange, msgspec.msgpack.encode(kept), _ROUND)
+            )
         return wanted, self._complete(mine, inside, _ROUND, is_again=True)
 
     def _level(self, came: list[int]) -> None:
@@ -257,13 +260,14 @@ class Rounds:
         exchange, own = self._exchange, mine.own if mine else {}
         done = set(own)
         if is_again:
-            done = {number for each in gather_values(exchange, sorted(own)) for number in each}
+            told = gather_values(exchange, sorted(own), list[int])
+            done = {number for each in told for number in each}
         if mine is not None:
             missing = _missing(mine, done)
             for number in missing[list(inside).index(exchange.rank) :: len(inside)]:
                 exchange.transport.check()
                 own[number] = mine.compute(number)
-        return _merged(gather_bytes(exchange, _packed(own), topic))
+        return _merged(gather_bytes(exchange, msgspec.msgpack.encode(own), topic))
 
 
 def _nothing(number: int) -> bytes:
@@ -274,19 +278,9 @@ def _missing(work: Round, done: "set[int] | Parts") -> list[int]:
     return [number for number in range(work.n_parts) if number not in done]
 
 
-def _packed(parts: Parts) -> bytes:
-    """Return parts as bytes: a line of numbers and lengths, then the parts."""
-    head = json.dumps([[number, len(part)] for number, part in parts.items()]).encode()
-    return b"\n".join([head, b"".join(parts.values())])
-
-
 def _merged(packed: list[bytes]) -> Parts:
     """Return the parts of all chips in the order of their numbers, each once."""
     found: Parts = {}
     for each in packed:
-        head, body = each.split(b"\n", 1)
-        at = 0
-        for number, length in json.loads(head):
-            found.setdefault(number, body[at : at + length])
-            at += length
+        found = msgspec.msgpack.decode(each, type=Parts) | found
     return dict(sorted(found.items()))

@@ -100,7 +100,9 @@ class StepSums:
     def _culprits(self) -> Culprits:
         """Tell all chips which gradients of this chip are not finite; return those of all."""
         mine = list(self._learner.non_finite())
-        return [mine] if self._exchange is None else gather_values(self._exchange, mine)
+        if self._exchange is None:
+            return [mine]
+        return gather_values(self._exchange, mine, list[str])
 
 
 class NonFinite:

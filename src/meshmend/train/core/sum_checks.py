@@ -19,6 +19,8 @@ from meshmend.train.core.learner import Learner
 _MOST_ELEMENTS: Final = 64
 _TYPES: Final = ("float32", "float64")  # NumPy adds those as the kernels do
 
+PutAndGot = tuple[bytes, bytes]  # some elements of a sum, before and after it
+
 
 class SumCheck:
     """One chip's part in checking some elements of one sum of a step."""
@@ -49,20 +51,20 @@ class SumCheck:
         if number == self._number:
             self._before = self._elements().copy()
 
-    def told(self) -> list[str] | None:
+    def told(self) -> PutAndGot | None:
         """Return what this chip has put in and what it has got, after the sums."""
         if self._number < 0:
             return None
-        return [self._before.tobytes().hex(), self._elements().tobytes().hex()]
+        return self._before.tobytes(), self._elements().tobytes()
 
-    def wrong_ranks(self, told: Sequence[list[str] | None]) -> list[int]:
+    def wrong_ranks(self, told: Sequence[PutAndGot | None]) -> list[int]:
         """Return the ranks whose sum is not that of what all have put in."""
         if self._number < 0:
             return []
         dtype = self._before.dtype
         known = [each for each in told if each is not None]
-        parts = [np.frombuffer(bytes.fromhex(put), dtype=dtype) for put, _ in known]
-        right = [each.tobytes().hex() for each in self._sums_again(parts)]
+        parts = [np.frombuffer(put, dtype=dtype) for put, _ in known]
+        right = [each.tobytes() for each in self._sums_again(parts)]
         return [rank for rank, (_, got) in enumerate(known) if got != right[rank]]
 
     def _elements(self) -> Any:

@@ -16,7 +16,6 @@ from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
 from meshmend.train.core.share_checks import Finding, Kind, ShareChecks
-from meshmend.train.core.sum_checks import SumCheck
 from meshmend.train.core.worker_environment import coordinator_client
 from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.data.samples import Share
@@ -86,8 +85,7 @@ class WrongNumbers:
         )
         self._checks: ShareChecks | None = None  # None if nothing is computed twice
         if checked_every:
-            sums = SumCheck(learner, exchange)
-            self._checks = ShareChecks(learner, exchange, every=checked_every, sums=sums)
+            self._checks = ShareChecks(learner, exchange, every=checked_every)
         self._compared_in = 0  # the last generation whose chips were compared after the last step
         self.goes_back_to: int | None = None  # set while the state of all chips may be wrong
 
@@ -112,10 +110,7 @@ class WrongNumbers:
     def add_second(self, share: Share) -> None:
         """Take the hash of a second share, which the payloads hold now if it has samples."""
         assert self._checks is not None
-        if share.n_samples == 0:
-            self._checks.add_empty()
-        else:
-            self._checks.add_second()
+        self._checks.add_second(is_empty=share.n_samples == 0)
 
     def compare(self, *, is_strange: bool) -> Finding | None:
         """Compare states and shares, if that is due; return why the step does not count, if so.

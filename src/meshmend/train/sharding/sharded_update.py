@@ -11,7 +11,7 @@ lacks is sent to it. Nobody forgets anything before all chips have what they nee
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -150,11 +150,8 @@ class ShardedUpdate:
     def _holdings(self, initial: int | None) -> list[_Holding]:
         """Tell all chips what this one holds; return what each holds, by rank."""
         mine = self._optimizers
-        words = [mine.name, mine.tried, mine.held, initial, self._board]
-        return [
-            _Holding(_pair(name), _pair(tried), tuple(map(_span, spans)), initial, tuple(board))
-            for name, tried, spans, initial, board in gather_values(self._exchange, words)
-        ]
+        holding = _Holding(mine.name, mine.tried, mine.held, initial, self._board)
+        return gather_values(self._exchange, holding, _Holding)
 
     def _check_complete(self, held: Sequence[Spans], go: Go) -> None:
         n_bytes = self._optimizers.flat.n_bytes
@@ -228,15 +225,3 @@ def sent_states(
         for at, move in enumerate(batch):
             if move.target == rank:
                 yield move.span, payload[cuts[at] : cuts[at + 1]]
-
-
-def _span(bounds: Iterable[int]) -> Span:
-    low, high = bounds
-    return low, high
-
-
-def _pair(name: Iterable[int] | None) -> StateName | None:
-    if name is None:
-        return None
-    generation, step = name
-    return generation, step

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from meshmend.errors import ReplicasDifferError, TransportError
 from meshmend.membership.events import StateMended, StatesDiffer
@@ -27,6 +27,7 @@ from meshmend.topology.failures import Chip
 from meshmend.train.core.byte_gather import gather_values
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
+from meshmend.train.core.share_checks import ToldShares
 from meshmend.train.core.worker_environment import coordinator_client
 from meshmend.train.state.digest import BegunDigests, total_of
 from meshmend.units import counted, some
@@ -47,12 +48,27 @@ class Compared:
     Those that were `mended` have the state of the others now; those that are `wrong` do not.
     """
 
-    told: Sequence[Any]
+    told: Sequence[ToldShares]
     mended: tuple[Chip, ...] = ()
     wrong: tuple[Chip, ...] = ()
 
 
 Seen = tuple[int, int]  # of a stream: a place, and a hash of all samples before it
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a chip tells all others in a comparison: of its state, its shares and its samples."""
+
+    total: str
+    last_equal: int | None
+    shares: Mapping[str, str]  # digests of what it keeps of a sharded optimizer, by place
+    checks: ToldShares | None
+    strange: tuple[Chip, ...]  # that differed in the comparison before
+    is_early: bool
+    seen: Seen | None
+
+
 Mend = Callable[[int, Sequence[Chip]], None]  # gives the state of some chips to all others
 
 
@@ -105,7 +121,9 @@ class StateComparison:
             self._digests = BegunDigests(lambda: found, is_early=False)
         self._words, self._shares = self._more(), self._learner.share_digests()
 
-    def complete(self, step: int, chips: Sequence[Chip], *, told: Any = None) -> Compared | None:
+    def complete(
+        self, step: int, chips: Sequence[Chip], *, told: ToldShares | None = None
+    ) -> Compared | None:
         """Compare the digests of all chips, if `begin` has taken one; it does so on all or none.
 
         Returns None if it has not. `told` is what else this chip tells the others.
@@ -118,31 +136,38 @@ class StateComparison:
             return None
         digests, self._digests = self._digests, None
         parts = {**digests.wait(), **self._words}
-        total, strange, is_early = total_of(parts), list(self._strange), digests.is_early
-        mine = [total, self._last_equal, dict(self._shares), told, strange, is_early, self._seen()]
-        found = gather_values(self._exchange, mine)
-        self._check_samples(step, chips, [each[6] for each in found])
-        totals = [str(each[0]) for each in found]
-        shares = _different_shares([each[2] for each in found], chips)
-        if len(set(totals)) > 1 and not shares and any(each[5] for each in found):
+        mine = _Told(
+            total_of(parts),
+            self._last_equal,
+            self._shares,
+            told,
+            self._strange,
+            digests.is_early,
+            self._seen(),
+        )
+        found = gather_values(self._exchange, mine, _Told)
+        self._check_samples(step, chips, [each.seen for each in found])
+        totals = [each.total for each in found]
+        checks = [each.checks for each in found if each.checks is not None]
+        shares = _different_shares([each.shares for each in found], chips)
+        if len(set(totals)) > 1 and not shares and any(each.is_early for each in found):
             self._is_open = True
-            return Compared([each[3] for each in found])
+            return Compared(checks)
         if len(set(totals)) > 1 or shares:
-            all_parts = gather_values(self._exchange, parts)
-            since = max((each[1] for each in found if each[1] is not None), default=None)
+            all_parts = gather_values(self._exchange, parts, dict[str, str])
+            known = [each.last_equal for each in found if each.last_equal is not None]
+            since = max(known, default=None)
             words = [*shares, *self._different_parts(all_parts)]
-            before = {tuple(chip) for each in found for chip in each[4]}
+            before = {chip for each in found for chip in each.strange}
             compared = self._mended(step, since, chips, totals, words, before)
             if compared is None or shares:
                 self._raise(step, since, chips, totals, words)
             return compared
         self._strange = ()
         self._generation, self._last_equal = self._exchange.generation_number, step
-        return Compared([each[3] for each in found])
+        return Compared(checks)
 
-    def _check_samples(
-        self, step: int, chips: Sequence[Chip], seen: Sequence[Sequence[int] | None]
-    ) -> None:
+    def _check_samples(self, step: int, chips: Sequence[Chip], seen: Sequence[Seen | None]) -> None:
         """Raise ReplicasDifferError if chips have read other samples of a stream than the rest.
 
         One that had no samples in this step may not have read as far.

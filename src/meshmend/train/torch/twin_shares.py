@@ -59,6 +59,7 @@ class Holding(NamedTuple):
 
     is_all: bool
     rows: tuple[Row, ...] = ()
+    board: tuple[int, ...] = ()  # as this chip was told
 
 
 class TwinShares:
@@ -182,10 +183,9 @@ class HeldShares:
         mine = Holding(is_all=True) if self._shares is None else self._shares.holding
         if coming is not None:
             mine = Holding(is_all=not coming["objects"])
-        told = gather_values(exchange, [mine.is_all, mine.rows, self._board])
-        holdings = [Holding(bool(is_all), tuple(map(_row, rows))) for is_all, rows, _ in told]
+        holdings = gather_values(exchange, mine._replace(board=self._board), Holding)
         # Chips may be told of other boards: those of the first count.
-        chips, board = exchange.mesh.live, tuple(told[0][2])
+        chips, board = exchange.mesh.live, holdings[0].board
         try:
             moves = _moves(chips, holdings, generation, self._tile, board)
         except StateLostError as lost:
@@ -282,8 +282,3 @@ def _moves(
                 )
             found.append((number, moves_to(needed, held)))
     return found
-
-
-def _row(told: Any) -> Row:
-    n_bytes, spans = told
-    return int(n_bytes), tuple((int(low), int(high)) for low, high in spans)
