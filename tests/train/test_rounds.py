@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshmend.errors import StoppedError, TransportError
 from meshmend.train.core.exchange import FinishedSum
-from meshmend.train.core.shared_calls import Parts, Round, Rounds
+from meshmend.train.core.shared_calls import Parts, Round, SharedCalls
 
 pytest.importorskip("torch")
 
@@ -57,10 +57,11 @@ class Failing:
 
 
 class Chip:
-    """One chip: what `Rounds` needs of a worker loop and of an exchange."""
+    """One chip: what rounds need of a worker loop and of an exchange."""
 
     def __init__(self, chips: Failing, rank: int) -> None:
         self.chips, self.rank, self.seat = chips, rank, rank
+        self.members = range(N_CHIPS)
         self.number, self.is_over = 1, False
         self.mesh = SimpleNamespace(n_live=N_CHIPS)
         self.transport = SimpleNamespace(check=lambda: None)
@@ -96,7 +97,7 @@ class Chip:
         """Take part in the step after the rounds, which all chips finish."""
         self.chips.sum(self.rank, self.number, np.zeros(1), is_safe=True)
 
-    def give_state(self, holders: list[int]) -> None:
+    def give_state(self, step: int, holders: list[int]) -> None:
         given = np.array([self.state if self.rank == holders[0] else 0])
         self.chips.sum(self.rank, self.number, given)
         if self.rank not in holders:
@@ -112,7 +113,9 @@ def rounds_of(chip: Chip, *, is_late: bool = False) -> list[Parts]:
 
     One that is late took the last step from another chip, and looks on.
     """
-    rounds = Rounds(chip, chip, chip.give_state)  # type: ignore[arg-type]
+    unused: Any = None  # what only a gather within a step asks for
+    place: Any = SimpleNamespace(step_number=4)
+    rounds = SharedCalls(place, unused, unused, chip, chip)  # type: ignore[arg-type]
     rounds.forget(is_own_step=not is_late)
     results = []
     for number in range(0 if is_late else N_ROUNDS):
@@ -123,7 +126,7 @@ def rounds_of(chip: Chip, *, is_late: bool = False) -> list[Parts]:
 
         gathers = number == 1
         own = {chip.rank: f"chip {chip.rank}".encode()} if gathers else {}
-        results.append(rounds.hold(Round(0 if gathers else N_PARTS, compute, own), lambda: 4))
+        results.append(rounds.hold(Round(0 if gathers else N_PARTS, compute, own)))
         chip.state += 1
     while True:
         rounds.settle()

@@ -13,10 +13,10 @@ from typing import Any
 
 from meshmend.errors import PeerLostError, StoppedError
 from meshmend.membership.generation import Generation
+from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import Chip, Link
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.plan_agreement import PlanAgreement
-from meshmend.train.core.worker_loop import SumSizes
 from meshmend.transport.listener import Address
 from simulation.network import End, Network
 from simulation.plans import SimulatedPlans

@@ -19,13 +19,14 @@ from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.generation import Generation
 from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import Go
+from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_tile
 from meshmend.topology.tiles import box_colour, box_tiling
 from meshmend.train.core.share_checks import Finding
 from meshmend.train.core.worker_environment import WorkerEnvironment
-from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
+from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.data.samples import batch_of, share_of
 from simulation.coordination import SimulatedCoordination
 from simulation.disk import Disk, State

@@ -22,8 +22,8 @@ from meshmend.lab.workloads.images import digits, image_folder
 from meshmend.lab.workloads.model_names import check_model_names
 from meshmend.lab.workloads.texts import library_text, text_folder
 from meshmend.lab.workloads.trainable import SampleSet, n_notes_of, resume_of, saving_of
+from meshmend.planning.plan_request import SumSizes
 from meshmend.train.core.chip_speeds import BY_SPEED
-from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.jax.job import JaxJob, default_micro_batch, stacked
 from meshmend.train.jax.learner import named_arrays
 from meshmend.train.jax.program import FlatTree, Tree, jax_program

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshmend.config import JobConfig
+from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.text import parse_mesh
 from meshmend.train.core.chip_speeds import BY_SPEED
-from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.resume import Resume
 from meshmend.train.state.shards import State

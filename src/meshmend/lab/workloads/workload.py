@@ -17,10 +17,9 @@ from torch.utils.data import default_collate
 from meshmend.config import JobConfig, TrainingConfig
 from meshmend.errors import InputError
 from meshmend.lab.workloads.trainable import SampleSet, n_notes_of, resume_of, saving_of
-from meshmend.planning.plan_request import tile_sum
+from meshmend.planning.plan_request import SumSizes, tile_sum
 from meshmend.processes import without_garbage
 from meshmend.topology.text import parse_tile
-from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import batch_of as step_batch
 from meshmend.train.data.samples import share_of
 from meshmend.train.sharding.layerwise import LAMB, LARS, layerwise_groups

@@ -23,6 +23,7 @@ from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import FRESH
 from meshmend.planning.catalogue import fabric_in
+from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import Chip
 from meshmend.train.core.bit_flips import BitFlips
 from meshmend.train.core.exchange import Exchange
@@ -41,7 +42,7 @@ from meshmend.train.core.worker_environment import (
     ledger_of,
     worker_environment,
 )
-from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
+from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.core.wrong_numbers import WrongNumbers
 from meshmend.train.data.samples import Indices, Share
 from meshmend.train.state.checkpoint_writer import CheckpointWriter

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from meshmend.membership.faults.fault import Moment
 from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
+from meshmend.planning.plan_request import SumSizes
 from meshmend.train.core.exchange import Exchange
-from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.state.digest import BegunDigests
 from meshmend.train.state.state_tree import Framework
 

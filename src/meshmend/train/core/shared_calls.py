@@ -37,7 +37,31 @@ from meshmend.train.data.samples import Share
 _ROUND = "a round after a change of the mesh"  # in which some chips only look on
 
 Parts = dict[int, bytes]
-GiveState = Callable[[list[int]], None]  # gives the state of some ranks to all others
+
+
+@dataclass
+class Round:
+    """A piece of work for all chips: `compute(number)` returns the part of that number.
+
+    `own` are the parts that this chip has. A round of no parts to compute only gathers those.
+    """
+
+    n_parts: int
+    compute: Callable[[int], bytes]
+    own: Parts = field(default_factory=dict)
+
+    @property
+    def topic(self) -> str:
+        """The call that it is for, in words."""
+        return f"evaluate in {self.n_parts} parts" if self.n_parts else "gather or all_reduce"
+
+
+class _Came(IntEnum):
+    """How a chip has come to the last step: the higher, the less its state is worth."""
+
+    STEPPED = 0  # it holds all rounds, and its loop does what follows from them
+    TOOK = 1  # from another chip
+    LOOKED_ON = 2  # as TOOK, and then there was a round
 
 
 class JobPosition(Protocol):
@@ -69,16 +93,10 @@ class SharedCalls:
     ) -> None:
         self._position, self._learner, self._sums = position, learner, sums
         self._loop, self._exchange = loop, exchange
-        self._rounds = Rounds(loop, exchange, self._give_state)
         self.waited_s = 0.0  # for other chips, within a step
-
-    def settle(self) -> None:
-        """Take part in the rounds that other chips are in, before the next step."""
-        self._rounds.settle()
-
-    def forget(self, *, is_own_step: bool) -> None:
-        """Forget all rounds, because a step was finished here or taken from another chip."""
-        self._rounds.forget(is_own_step=is_own_step)
+        self._finished: list[Parts] = []  # the rounds after this step that this chip has parts of
+        self._came = _Came.STEPPED
+        self._settled = -1  # the last generation that was settled
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the bytes of each chip, in the order of their places in the mesh.
@@ -90,8 +108,7 @@ class SharedCalls:
         """
         self._check_all_are_here("gather")
         if self._position.share is None:
-            mine = Round(0, _nothing, {self._exchange.seat: data})
-            return list(self._rounds.hold(mine, lambda: self._position.step_number).values())
+            return list(self.hold(Round(0, _nothing, {self._exchange.seat: data})).values())
         self._learner.flush()
         began = time.perf_counter()
         try:
@@ -116,12 +133,7 @@ class SharedCalls:
         if self._loop.is_over:
             return [compute(number) for number in range(n_parts)]
         self._check_all_are_here("evaluate")
-        parts = self._rounds.hold(Round(n_parts, compute), lambda: self._position.step_number)
-        return list(parts.values())
-
-    def _give_state(self, ranks: list[int]) -> None:
-        chips = self._exchange.members
-        self._loop.give_state(self._position.step_number, [chips[rank] for rank in ranks])
+        return list(self.hold(Round(n_parts, compute)).values())
 
     def _check_all_are_here(self, call: str) -> None:
         """Raise InputError if some chips cannot make this call, so that the others would wait."""
@@ -134,41 +146,6 @@ class SharedCalls:
                 f"{n_chips} chips no samples; use a batch of at least {n_chips}"
             )
 
-
-@dataclass
-class Round:
-    """A piece of work for all chips: `compute(number)` returns the part of that number.
-
-    `own` are the parts that this chip has. A round of no parts to compute only gathers those.
-    """
-
-    n_parts: int
-    compute: Callable[[int], bytes]
-    own: Parts = field(default_factory=dict)
-
-    @property
-    def topic(self) -> str:
-        """The call that it is for, in words."""
-        return f"evaluate in {self.n_parts} parts" if self.n_parts else "gather or all_reduce"
-
-
-class _Came(IntEnum):
-    """How a chip has come to the last step: the higher, the less its state is worth."""
-
-    STEPPED = 0  # it holds all rounds, and its loop does what follows from them
-    TOOK = 1  # from another chip
-    LOOKED_ON = 2  # as TOOK, and then there was a round
-
-
-class Rounds:
-    """One chip's view of the rounds after the last step."""
-
-    def __init__(self, loop: WorkerLoop, exchange: Exchange, give_state: GiveState) -> None:
-        self._loop, self._exchange, self._give_state = loop, exchange, give_state
-        self._finished: list[Parts] = []  # the rounds after this step that this chip has parts of
-        self._came = _Came.STEPPED
-        self._settled = -1  # the last generation that was settled
-
     def forget(self, *, is_own_step: bool) -> None:
         """Forget all rounds, because a step was finished here or taken from another chip."""
         self._finished = []
@@ -179,13 +156,13 @@ class Rounds:
         while not self._loop.is_over and self._settled != self._loop.number:
             self._attempt(self._vote_and_look_on)
 
-    def hold(self, mine: Round, step: Callable[[], int]) -> Parts:
+    def hold(self, mine: Round) -> Parts:
         """Take part in a round; return all of its parts, the same on all chips that are in it.
 
-        `step()` returns the number of the last step. If this chip was turned away and came back at
-        a later step, or if the job is over, it completes the parts by itself.
+        If this chip was turned away and came back at a later step, or if the job is over, it
+        completes the parts by itself.
         """
-        before, results = step(), list[Parts]()
+        step, results = self._position.step_number, list[Parts]()
         number = len(self._finished) + 1
 
         def take_part() -> None:
@@ -197,7 +174,7 @@ class Rounds:
                 if voted == number:
                     results.append(parts)
 
-        while not results and not self._loop.is_over and step() == before:
+        while not results and not self._loop.is_over and self._position.step_number == step:
             self._attempt(take_part)
         if not results:
             return {**{at: mine.compute(at) for at in _missing(mine, mine.own)}, **mine.own}
@@ -245,7 +222,8 @@ class Rounds:
         """
         if _Came.LOOKED_ON in came:
             stepped = [rank for rank, each in enumerate(came) if each == _Came.STEPPED]
-            self._give_state(stepped or [0])
+            holders = [self._exchange.members[rank] for rank in stepped or [0]]
+            self._loop.give_state(self._position.step_number, holders)
             self._came = _Came.STEPPED
 
     def _complete(

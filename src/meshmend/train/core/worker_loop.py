@@ -10,7 +10,7 @@ fails on the way, it starts over with the next generation.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from msgspec import structs
@@ -27,16 +27,15 @@ from meshmend.errors import (
     TurnedAwayError,
 )
 from meshmend.membership.client import News
-from meshmend.membership.events import Event
 from meshmend.membership.faults.fault import Moment
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.generation import Generation
 from meshmend.membership.messages import FRESH, Go, Status
+from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import Chip
 from meshmend.transport.listener import Address
 
 Bytes = Any  # a flat array of bytes; NumPy's in a job
-SumSizes = Sequence[tuple[int, str]]  # how many elements of which type, or bytes to gather
 
 _log = logging.getLogger(__name__)
 
@@ -91,9 +90,6 @@ class Coordination(Protocol):
     def mark(self, generation: int, step: int) -> None:
         """Keep the generation and step that this worker's loop is in, for heartbeats."""
 
-    def report(self, event: Event) -> None:
-        """Send an event to the observers of the job."""
-
     def await_news(self, is_enough: Callable[[News], bool]) -> News:
         """Wait until `is_enough(news)` is true, and return the news."""
 
@@ -103,9 +99,6 @@ class Coordination(Protocol):
         Raises:
             StoppedError: it has something else to do than to step.
         """
-
-    def close(self) -> None:
-        """Close the connection."""
 
 
 class Peers(Protocol):

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.planning.plan_request import SumSizes
 from meshmend.train.core.learner import Bytes
-from meshmend.train.core.worker_loop import SumSizes
 from meshmend.train.data.samples import Share
 from meshmend.train.jax.program import JaxProgram, Tree, is_key, places_of
 from meshmend.train.state.digest import BegunDigests, hash_bytes

@@ -41,6 +41,7 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.membership.messages import FRESH
 from meshmend.planning.catalogue import fabric_in
+from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import Chip, format_shape
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.link_watch import take_better_plans
@@ -52,7 +53,7 @@ from meshmend.train.core.worker_environment import (
     exchange_of,
     worker_environment,
 )
-from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
+from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.data.random_numbers import RandomNumbers
 from meshmend.train.data.samples import Indices, Share
 from meshmend.train.state.state_tree import Framework

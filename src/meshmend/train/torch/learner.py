@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend.errors import InputError
-from meshmend.train.core.worker_loop import SumSizes
+from meshmend.planning.plan_request import SumSizes
 from meshmend.train.data.samples import Share
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.digest import BegunDigests

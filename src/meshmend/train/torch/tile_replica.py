@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.config import LEAVES
 from meshmend.errors import InputError
+from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import format_shape
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.text import parse_tile
@@ -22,7 +23,7 @@ from meshmend.topology.tiles import box_colour, box_tiling
 from meshmend.torch.tile_groups import TwinGroup
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.worker_environment import WorkerEnvironment
-from meshmend.train.core.worker_loop import SumSizes, WorkerLoop
+from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.torch.group_meeting import groups_of_ours
 from meshmend.train.torch.local_tensors import is_dtensor
 from meshmend.train.torch.loop_state import Stateful
