@@ -30,8 +30,7 @@ from meshmend.topology.text import parse_mesh
 from meshmend.train.core import state_transfer
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.job_core import JobCore
-from meshmend.train.core.part_transfer import PartTransfer
-from meshmend.train.core.state_transfer import StateTransfer
+from meshmend.train.core.state_transfer import PartTransfer, StateTransfer
 from meshmend.train.state.state_tree import Framework, RawArray, StateTree, encoded_without
 from meshmend.train.state.torch_state import TORCH, tensors_of
 from waiting import HANG_S

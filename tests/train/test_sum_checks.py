@@ -10,8 +10,7 @@ from meshmend.errors import WrongResultError
 from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.table import Collective, Schedule
 from meshmend.topology.mesh import Mesh
-from meshmend.train.core.share_checks import Finding, ShareChecks
-from meshmend.train.core.sum_checks import SumCheck
+from meshmend.train.core.share_checks import Finding, ShareChecks, SumCheck
 from meshmend.transport.reference import chunk_at, run, run_chunk
 
 N_ELEMENTS = 300

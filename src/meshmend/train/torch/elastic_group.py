@@ -45,8 +45,7 @@ from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import Chip, format_shape
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.link_watch import take_better_plans
-from meshmend.train.core.part_transfer import PartTransfer
-from meshmend.train.core.state_transfer import StateTransfer
+from meshmend.train.core.state_transfer import PartTransfer, StateTransfer
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
