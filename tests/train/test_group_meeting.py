@@ -77,13 +77,12 @@ def test_a_group_is_made_and_left_though_a_chip_that_was_here_never_calls(
     """The peer has told its address, and left for the next generation before Gloo connected."""
     monkeypatch.setenv(COORDINATOR.name, "127.0.0.1:1")
     settings, store = Settings(parse_mesh("1x2")), dist.HashStore()
-    here, gone = (
-        SimpleNamespace(store=store, group_rank=rank, group_size=2, timeout=timedelta(seconds=60))
-        for rank in range(2)
+    timeout = timedelta(seconds=60)
+    here = SimpleNamespace(
+        store=store, group_rank=0, group_size=2, timeout=timeout, global_ranks_in_group=[]
     )
-    here.global_ranks_in_group = []
     with ThreadPoolExecutor() as threads:
-        peer = threads.submit(transport_of, gone, settings, settings.mesh.live)
+        peer = threads.submit(transport_of, settings, settings.mesh.live, store, 1, timeout)
         group = create_group(here, settings)
         peer.result().close()
         waiting = threads.submit(group.send, [torch.ones(1)], 1, 0)

@@ -12,7 +12,6 @@ its own connections and its own threads. So collectives of two groups never wait
 import logging
 import os
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from meshmend.torch.device_backend import MeshmendBackend, our_group
 from meshmend.torch.group import MeshmendGroup
 from meshmend.torch.late_gloo import LateGloo
 from meshmend.torch.reconfigurable_group import ReconfigurableGroup
-from meshmend.torch.tile_groups import ColourSums
+from meshmend.torch.tile_groups import ColourSums, TwinGroup
 from meshmend.torch.transports import NO_DEVICE, NoTransport, transport_of
 from meshmend.torch.versions import HAS_PYTHON_BACKENDS, asks_for_reconfigure, is_one_of_several
 
@@ -49,7 +48,7 @@ def create_group(options: Any, given: Any = None) -> Any:
         InputError: the mesh is not known, or has more or fewer live chips than there are ranks.
     """
     if isinstance(given, ColourSums):
-        return given.group(options, _gloo(options))
+        return TwinGroup(options, _gloo(options), given)
     if not isinstance(given, Settings | None):
         raise InputError(
             "pg_options of the backend meshmend needs meshmend.torch.Settings(mesh), but got a "
@@ -117,13 +116,8 @@ def _group_or_backend(
         )
     in_order = tuple(sorted(chips))
     place_of = {chip: place for place, chip in enumerate(in_order)}
-    here = SimpleNamespace(
-        store=options.store,
-        group_rank=place_of[chips[options.group_rank]],
-        group_size=options.group_size,
-        timeout=options.timeout,
-    )
-    transport = transport_of(here, settings, in_order)
+    place = place_of[chips[options.group_rank]]
+    transport = transport_of(settings, in_order, options.store, place, options.timeout)
     places = None if chips == in_order else [place_of[chip] for chip in chips]
     group = MeshmendGroup(options, settings, _gloo(options), transport, places=places)
     return MeshmendBackend(group) if is_backend else group

@@ -296,7 +296,9 @@ class ReconfigurableGroup(MeshmendGroup):
         has_order = chips == settings.mesh.live
         if not has_order or settings.transport != "sockets":
             self._meet(place, number, _Arrival(digest), chips, settings.mesh)
-            return transport_of(place, settings, chips) if has_order else NoTransport()
+            if not has_order:
+                return NoTransport()
+            return transport_of(settings, chips, place.store, place.group_rank, place.timeout)
         # Calls for a group that was left already prove another secret.
         secret = hmac.digest(self._secret, f"{number} {digest}".encode(), "sha256")
         listening = listening_transport(place.group_rank, chips, settings, secret)

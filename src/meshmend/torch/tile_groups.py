@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -226,35 +225,26 @@ class ColourSums:
         mesh = tiling.mesh
         rank = mesh.rank_of[world.settings.mesh.live[dist.get_rank()]]
         settings = replace(world.settings, mesh=mesh)
-        place = SimpleNamespace(
-            store=dist.PrefixStore(name, c10d._get_default_store()),
-            group_rank=rank,
-            group_size=mesh.n_live,
-            timeout=world.options._timeout,
-        )
+        store = dist.PrefixStore(name, c10d._get_default_store())
         return cls(
             colour=int(tiling.colour_of[rank]),
             settings=settings,
             tiling=tiling,
-            transport=transport_of(place, settings, mesh.live),
-            catalogue=_ColourCatalogue(tiling, settings, place, world),
+            transport=transport_of(settings, mesh.live, store, rank, world.options._timeout),
+            catalogue=_ColourCatalogue(tiling, settings, store, rank, world),
             # Who waits in Gloo cannot be told that the mesh has changed.
             short_bytes=SHORT_BYTES if world.tile is None else 0,
         )
-
-    def group(self, options: Any, inner: Any) -> "TwinGroup":
-        """Return the group of the chips of this rank's colour."""
-        return TwinGroup(options, inner, self)
 
 
 class _ColourCatalogue(Catalogue):
     """The tasks of one rank in the sums of all colours; the first rank plans for all."""
 
     def __init__(
-        self, tiling: Tiling, settings: Settings, place: Any, world: MeshmendGroup
+        self, tiling: Tiling, settings: Settings, store: Any, rank: int, world: MeshmendGroup
     ) -> None:
-        super().__init__(tiling.mesh, settings.planned_algorithm, settings.slices, place.group_rank)
-        self._tiling, self._store, self._timeout = tiling, place.store, place.timeout
+        super().__init__(tiling.mesh, settings.planned_algorithm, settings.slices, rank)
+        self._tiling, self._store, self._timeout = tiling, store, world.options._timeout
         self._is_elastic, self._plans = world.tile is not None, world.plans
         self.is_interrupted = False
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import cache
 from typing import Any, Protocol
 from zlib import crc32
@@ -438,12 +439,14 @@ class SocketTensorTransport:
         self._transport.close()
 
 
-def transport_of(options: Any, settings: Settings, chips: Sequence[Chip]) -> TensorTransport:
+def transport_of(
+    settings: Settings, chips: Sequence[Chip], store: Any, rank: int, timeout: timedelta
+) -> TensorTransport:
     """Return the transport that the settings name; all ranks call this at the same time.
 
     Messages call rank i by `chips[i]`, which may have another place in the settings' mesh.
     """
-    store, rank, n_ranks = options.store, options.group_rank, options.group_size
+    n_ranks = len(chips)
     if settings.transport == "sockets":
         secret = _shared_secret(store, rank, settings.secret)
         transport = listening_transport(rank, chips, settings, secret)
@@ -452,7 +455,7 @@ def transport_of(options: Any, settings: Settings, chips: Sequence[Chip]) -> Ten
         )
     kind = dist.ProcessGroupGloo if settings.transport == "gloo" else dist.ProcessGroupNCCL
     up, down = (
-        kind(dist.PrefixStore(way, store), rank, n_ranks, options.timeout) for way in ("up", "down")
+        kind(dist.PrefixStore(way, store), rank, n_ranks, timeout) for way in ("up", "down")
     )
     device_type = "cpu" if settings.transport == "gloo" else "cuda"
     return MessageTransport(rank, up, down, device_type=device_type)
