@@ -39,7 +39,13 @@ from meshmend.train.sharding.update_shares import Span, Spans, UpdateShares, wit
 from meshmend.train.state.state_tree import OwnedPieces
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.local_tensors import local_of
-from meshmend.train.torch.optimizers import MASTER, check_no_masters, needs_master, part_name
+from meshmend.train.torch.optimizers import (
+    MASTER,
+    before_other_hooks,
+    check_no_masters,
+    needs_master,
+    parameters_of,
+)
 
 StateName = tuple[int, int]  # of the last update: the generation in which it was made, its step
 SquaredNorms = NDArray[np.float64]  # two for each parameter
@@ -259,10 +265,6 @@ class ShardedOptimizers:
 
     # The state as part of the training state.
 
-    def part_name(self, name: str, parameter_names: Mapping[torch.Tensor, str]) -> str:
-        """Return the name of a part of the training state."""
-        return part_name(name, self._optimizers, parameter_names)
-
     def share_digests(self) -> dict[str, str]:
         """Return a digest of each span that this chip keeps; owner and mirror have the same."""
         return {
@@ -301,9 +303,8 @@ class ShardedOptimizers:
         if not any(_SHARDED in each for each in states):
             if not self._has_masters:
                 check_no_masters(held for each in states for held in each["state"].values())
-            self._adopt(
-                [_by_parameter(each, self._optimizers, at) for at, each in enumerate(states)]
-            )
+            pairs = zip(self._optimizers.values(), states, strict=True)
+            self._adopt([_by_parameter(optimizer, each) for optimizer, each in pairs])
 
     def _by_name(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         named: dict[str, Any] = {}
@@ -339,11 +340,10 @@ def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _by_parameter(
-    state: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer], at: int
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> dict[torch.Tensor, State]:
     """Return the state of each parameter of an optimizer, given its `state_dict`."""
-    groups = list(optimizers.values())[at].param_groups
-    parameters = [each for group in groups for each in group["params"]]
+    parameters = list(parameters_of(optimizer))
     return {parameters[int(number)]: each for number, each in state["state"].items()}
 
 
@@ -510,9 +510,7 @@ def _step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 def _step_and_call_hooks(optimizer: torch.optim.Optimizer, work: Sequence[_PieceWork]) -> None:
     """Step; the hooks see the new weights, also those that are rounded from masters."""
-    hooks: Any = vars(optimizer)["_optimizer_step_post_hooks"]
-    handle = optimizer.register_step_post_hook(lambda *_: _round_masters(optimizer, work))
-    hooks.move_to_end(handle.id, last=False)
+    handle = before_other_hooks(optimizer, lambda *_: _round_masters(optimizer, work))
     try:
         optimizer.step()
     finally:

@@ -29,6 +29,7 @@ from meshmend.train.torch.optimizers import (
     SteppedOptimizers,
     check_of_model,
     optimizers_of,
+    part_name,
 )
 
 Models = torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
@@ -336,7 +337,7 @@ class TorchLearner:
 
     def part_name(self, name: str) -> str:
         """Return the name of a part of the state, with that of the parameter it belongs to."""
-        return self._optimizers.part_name(name, self._parameter_names)
+        return part_name(name, self._named_optimizers, self._parameter_names)
 
     def share_digests(self) -> dict[str, str]:
         """Return a digest of each share of a sharded optimizer that this chip keeps, by place."""

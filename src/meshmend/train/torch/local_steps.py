@@ -16,7 +16,7 @@ import torch
 from meshmend.train.sharding.pieces import WHOLE
 from meshmend.train.sharding.sharded_optimizers import is_elementwise
 from meshmend.train.torch.local_tensors import as_tensor_like, is_dtensor, local_of
-from meshmend.train.torch.optimizers import parameters_of
+from meshmend.train.torch.optimizers import before_other_hooks, has_closure, parameters_of
 
 
 class LocalSteps:
@@ -31,11 +31,10 @@ class LocalSteps:
         self._whole: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a part, and its tensor
         self._handles: list[Any] = []
         for optimizer in filter(_is_suited, optimizers):
-            after = optimizer.register_step_post_hook(self._after_step)
-            # Before those of the loop, which see the parameters again.
-            hooks: Any = vars(optimizer)["_optimizer_step_post_hooks"]
-            hooks.move_to_end(after.id, last=False)
-            self._handles += [after, optimizer.register_step_pre_hook(self._before_step)]
+            self._handles += [
+                before_other_hooks(optimizer, self._after_step),  # which see the parameters again
+                optimizer.register_step_pre_hook(self._before_step),
+            ]
 
     def remove(self) -> None:
         """Let the optimizers step on their parameters again."""
@@ -46,7 +45,7 @@ class LocalSteps:
         self, optimizer: torch.optim.Optimizer, arguments: Any, named: dict[str, Any]
     ) -> None:
         self._parameters = []
-        if any(each is not None for each in (*arguments[1:], *named.values())):
+        if has_closure(arguments, named):
             return  # a closure computes gradients in the middle of the step
         self._state, optimizer.state = optimizer.state, defaultdict(dict)
         self._whole = {}

@@ -9,7 +9,7 @@ state, under the name `master`: it is saved, sent and sharded as the rest of it.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -38,12 +38,7 @@ def check_of_model(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.
     """Raise InputError if an optimizer steps what is no parameter of the model."""
     mine = {id(each) for each in model.parameters()}
     for optimizer in optimizers:
-        others = [
-            each
-            for group in optimizer.param_groups
-            for each in group["params"]
-            if id(each) not in mine
-        ]
+        others = [each for each in parameters_of(optimizer) if id(each) not in mine]
         if others:
             raise InputError(
                 f"Job needs optimizers of its model's parameters, but {type(optimizer).__name__} "
@@ -73,12 +68,14 @@ class SteppedOptimizers:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         for optimizer in self._optimizers.values():
             _refuse_closure(optimizer)
-        if self._scaler and any(each.dtype == torch.float16 for each in self._parameters()):
+        self._trained = list(
+            {each: None for one in self._optimizers.values() for each in parameters_of(one)}
+        )
+        if self._scaler and any(each.dtype == torch.float16 for each in self._trained):
             raise InputError(
                 "a GradScaler needs parameters of float32, but some are float16; keep the model in "
                 "float32 and compute within torch.autocast"
             )
-        self._trained = self._parameters()
         self._masters = (
             {name: MasterWeights(each) for name, each in self._optimizers.items()}
             if has_masters
@@ -136,24 +133,14 @@ class SteppedOptimizers:
             else:
                 load_optimizer(optimizer, states[name], keeps_types=keeps_types)
 
-    def part_name(self, name: str, parameter_names: Mapping[torch.Tensor, str]) -> str:
-        """Return the name of a part of the training state, with that of its parameter."""
-        return part_name(name, self._optimizers, parameter_names)
-
     def n_state_bytes(self) -> int:
         """Return the bytes of the tensors of all states."""
         states = (state for each in self._optimizers.values() for state in each.state.values())
         return n_bytes_of(states) + sum(each.n_bytes for each in self._masters.values())
 
-    def _parameters(self) -> list[torch.Tensor]:
-        """Return all parameters, each once."""
-        found = {each: None for one in self._optimizers.values() for each in parameters_of(one)}
-        return list(found)
-
     def _begin_to_scale(self, scaler: torch.amp.GradScaler) -> None:
         """Make a scaler ready that has scaled no loss, because its chip has had no samples yet."""
-        parameters = self._parameters()
-        device = parameters[0].device if parameters else None
+        device = self._trained[0].device if self._trained else None
         scaler.scale(torch.zeros((), device=device))
 
 
@@ -161,6 +148,19 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield the parameters of all groups of an optimizer."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def before_other_hooks(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> Any:
+    """Call a hook after each step, before those of the loop; return what removes it."""
+    handle = optimizer.register_step_post_hook(hook)
+    hooks: Any = vars(optimizer)["_optimizer_step_post_hooks"]
+    hooks.move_to_end(handle.id, last=False)
+    return handle
+
+
+def has_closure(arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether a call of `step`, as its hooks see it, has a closure."""
+    return any(each is not None for each in (*arguments[1:], *named.values()))
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:

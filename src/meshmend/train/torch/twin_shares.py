@@ -43,6 +43,7 @@ from meshmend.train.sharding.update_shares import (
 )
 from meshmend.train.state.state_tree import Bytes
 from meshmend.train.torch.group_state import GroupState
+from meshmend.train.torch.optimizers import before_other_hooks, has_closure
 
 _log = logging.getLogger(__name__)
 
@@ -85,10 +86,7 @@ class TwinShares:
                 )
             self.of[optimizer] = ShardedOptimizers({"": optimizer}, calls_step=False)
             optimizer.register_step_pre_hook(self._before_step)
-            handle = optimizer.register_step_post_hook(self._after_step)
-            # Before those of the loop, which see all of the new weights.
-            hooks: Any = vars(optimizer)["_optimizer_step_post_hooks"]
-            hooks.move_to_end(handle.id, last=False)
+            before_other_hooks(optimizer, self._after_step)  # which see all of the new weights
 
     @property
     def holding(self) -> Holding:
@@ -123,7 +121,7 @@ class TwinShares:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, arguments: Any, named: Mapping[str, Any]
     ) -> None:
-        if any(each is not None for each in (*arguments[1:], *named.values())):
+        if has_closure(arguments, named):
             raise InputError(
                 "shard_optimizer needs optimizer.step() without a closure, but got one; compute "
                 "the gradients before it"
