@@ -35,7 +35,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from meshmend.errors import CheckpointDamageError, InputError, ResumeError
+from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.files import DRAFT, sync_folder, why_unwritten, write_whole
 from meshmend.train.state.shards import (
     OLD_SUFFIXES,
@@ -357,25 +357,6 @@ def owner_of(folder: Path) -> str | None:
         return str(json.loads((folder / _OWNER).read_text(encoding="utf-8"))["run"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def new_owner(folder: Path, run: str, *, resumes: bool) -> FolderOwner:
-    """Return the owner of the checkpoints that a run is about to write to a folder.
-
-    A run that `resumes` from this folder goes on as the run that began it.
-
-    Raises:
-        ResumeError: the folder has complete checkpoints of another run.
-    """
-    found = owner_of(folder)
-    if resumes:
-        return FolderOwner(found or run, found)
-    if found != run and (steps := complete_steps(folder)):
-        raise ResumeError(
-            f"a new run needs a folder for its checkpoints, but {folder} has those of another run, "
-            f'up to step {steps[-1]}; go on from them with resume="auto", or name another folder'
-        )
-    return FolderOwner(run, found)
 
 
 # Which checkpoints a folder has, by the names of its files alone.

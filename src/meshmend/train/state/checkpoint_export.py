@@ -97,7 +97,7 @@ def export_safetensors(
         _make_folder(goal.parent)
         _write(goal, arrays, metadata)
         return Exported(done.step, (goal,), done.n_tensors, done.n_bytes)
-    _make_empty(goal)
+    make_empty(goal)
     groups = _groups(sizes, shard_bytes)
     files = [_shard_file(goal, number, len(groups)) for number in range(len(groups))]
     for file, names in zip(files, groups, strict=True):
@@ -207,9 +207,14 @@ def _make_folder(folder: Path) -> None:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
-def _make_empty(folder: Path) -> None:
+def make_empty(folder: Path) -> None:
+    """Make a folder; raise InputError if there are files in it."""
     _make_folder(folder)
-    if any(folder.iterdir()):
+    try:
+        has_files = any(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}") from None
+    if has_files:
         raise InputError(f"export needs a new or an empty folder, but {folder} has files in it")
 
 

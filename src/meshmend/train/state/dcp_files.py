@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from meshmend.errors import InputError
 from meshmend.train.state.checkpoint import save_shard
+from meshmend.train.state.checkpoint_export import make_empty
 from meshmend.train.state.torch_state import TORCH
 
 
@@ -33,10 +34,8 @@ def write_dcp(state: dict[str, Any], folder: Path) -> None:
     Raises:
         InputError: the folder is not empty, or cannot be written.
     """
+    make_empty(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise InputError(f"export needs a new or an empty folder, but {folder} has files in it")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that one process alone writes, as it is told to
             save(dict(state), checkpoint_id=folder, no_dist=True)

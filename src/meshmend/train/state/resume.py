@@ -19,8 +19,8 @@ from meshmend.train.state.checkpoint import (
     Loaded,
     Saving,
     complete_steps,
-    new_owner,
     newest_complete,
+    owner_of,
     why_none_complete,
 )
 from meshmend.train.state.digest import leaves_of
@@ -79,13 +79,23 @@ def folder_owner(
 ) -> FolderOwner | None:
     """Return whose checkpoints a job writes; None if it writes none.
 
+    A job that resumes from the folder that it writes to goes on as the run that began it.
+
     Raises:
-        InputError: the folder has checkpoints of another run, and the job does not resume from it.
+        ResumeError: the folder has checkpoints of another run, and the job does not resume from it.
     """
     if saving is None:
         return None
-    resumes = resume is not None and resume.resolve() == saving.folder.resolve()
-    return new_owner(saving.folder, run_id(), resumes=resumes)
+    folder, run = saving.folder, run_id()
+    found = owner_of(folder)
+    if resume is not None and resume.resolve() == folder.resolve():
+        return FolderOwner(found or run, found)
+    if found != run and (steps := complete_steps(folder)):
+        raise ResumeError(
+            f"a new run needs a folder for its checkpoints, but {folder} has those of another run, "
+            f'up to step {steps[-1]}; go on from them with resume="auto", or name another folder'
+        )
+    return FolderOwner(run, found)
 
 
 def newest_readable(folder: Path, framework: Framework, *, steps: int) -> Loaded:
