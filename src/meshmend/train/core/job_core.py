@@ -44,9 +44,8 @@ from meshmend.train.core.worker_environment import (
 )
 from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.core.wrong_numbers import WrongNumbers
-from meshmend.train.data.samples import Indices, Share
+from meshmend.train.data.samples import Indices, Seen, Share
 from meshmend.train.state.checkpoint_writer import CheckpointWriter
-from meshmend.train.state.comparison import Seen
 from meshmend.train.state.digest import total_of
 from meshmend.train.state.resume import (
     folder_owner,
@@ -147,17 +146,9 @@ class JobCore:
             self._self_injection,
             catch_up=(self._sharding or transfer).catch_up,
         )
-        checked_every = self._settings.checked_every
+        mends = self._settings.checked_every > 0 and self._sharding is None
         self._checks = WrongNumbers(
-            self,
-            learner,
-            exchange,
-            loop,
-            self._saving,
-            policy=self._settings.wrong_result_policy,
-            compare_every=self._settings.compare_every,
-            checked_every=checked_every,
-            mends=checked_every > 0 and self._sharding is None,
+            self, learner, exchange, loop, self._saving, self._settings, mends=mends
         )
         step_sums = StepSums(learner, exchange, self._before_sum)
         self.calls = SharedCalls(self, learner, step_sums, loop, exchange)

@@ -9,12 +9,14 @@ from meshmend.train.core.chip_speeds import BY_SPEED, SHARES
 from meshmend.train.core.share_checks import check_settings
 from meshmend.train.core.step_sums import NON_FINITE, RAISE
 from meshmend.train.core.worker_environment import worker_environment
-from meshmend.train.core.wrong_numbers import ON_WRONG_RESULT
 from meshmend.train.data.samples import POLICIES, Order, StreamOrder
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.resume import Resume
 from meshmend.transport.codec import LARGEST
+
+RESTORE, CONTINUE, STOP = "restore", "continue", "stop"
+ON_WRONG_RESULT: Final = (RESTORE, CONTINUE, STOP)
 
 # What a message to the coordinator can hold; a seed is also one of torch's.
 _MOST: Final = dict.fromkeys(("batch", "steps", "check_shares"), LARGEST) | {"seed": 2**64 - 1}

@@ -8,22 +8,20 @@ that is known to be right, or as the user has told it.
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Protocol
 
 from meshmend.errors import TransportError, WrongResultError
 from meshmend.membership.events import WrongResult, WrongSum
 from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
+from meshmend.train.core.job_settings import RESTORE, STOP, JobSettings
 from meshmend.train.core.learner import Learner
 from meshmend.train.core.share_checks import Finding, Kind, ShareChecks
 from meshmend.train.core.worker_environment import coordinator_client
 from meshmend.train.core.worker_loop import WorkerLoop
-from meshmend.train.data.samples import Share
+from meshmend.train.data.samples import Seen, Share
 from meshmend.train.state.checkpoint_writer import CheckpointWriter
-from meshmend.train.state.comparison import MOST_NAMES, Seen, StateComparison
-
-RESTORE, CONTINUE, STOP = "restore", "continue", "stop"
-ON_WRONG_RESULT: Final = (RESTORE, CONTINUE, STOP)
+from meshmend.train.state.comparison import MOST_NAMES, StateComparison
 
 
 class CheckedJob(Protocol):
@@ -55,8 +53,7 @@ class CheckedJob(Protocol):
 class WrongNumbers:
     """One chip's part in finding chips that are wrong, and in going on without them.
 
-    Shares are computed twice in one of `checked_every` steps; 0: never. Without `mends`, no chip
-    gets the state of others because its own is wrong: the job ends.
+    Without `mends`, no chip gets the state of others because its own is wrong: the job ends.
     """
 
     def __init__(
@@ -66,26 +63,24 @@ class WrongNumbers:
         exchange: Exchange,
         loop: WorkerLoop,
         saving: CheckpointWriter,
+        settings: JobSettings,
         *,
-        policy: str,
-        compare_every: int,
-        checked_every: int,
         mends: bool,
     ) -> None:
         self._job, self._learner, self._exchange = job, learner, exchange
-        self._loop, self._saving, self._policy = loop, saving, policy
+        self._loop, self._saving, self._policy = loop, saving, settings.wrong_result_policy
         self._comparison = StateComparison(
             learner,
             exchange,
             job.chip,
-            every=compare_every,
+            every=settings.compare_every,
             more=job.compared_progress,
             mend=self._mend if mends else None,
             seen=lambda: job.seen_of_stream(),
         )
         self._checks: ShareChecks | None = None  # None if nothing is computed twice
-        if checked_every:
-            self._checks = ShareChecks(learner, exchange, every=checked_every)
+        if settings.checked_every:
+            self._checks = ShareChecks(learner, exchange, every=settings.checked_every)
         self._compared_in = 0  # the last generation whose chips were compared after the last step
         self.goes_back_to: int | None = None  # set while the state of all chips may be wrong
 

@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from meshmend.errors import LoaderError
 from meshmend.processes import die_with_parent
-from meshmend.train.data.sample_maker import BatchRequest, SampleMaker, Seen, is_stream
-from meshmend.train.data.samples import Order, Share, StreamOrder
+from meshmend.train.data.sample_maker import BatchRequest, SampleMaker, is_stream
+from meshmend.train.data.samples import Order, Seen, Share, StreamOrder
 
 N_COMPARED_OF_STREAM: Final = 3  # samples, by the fingerprint of a job
 _ADVICE: Final = "; if memory is short, use fewer num_workers or a smaller prefetch_factor"

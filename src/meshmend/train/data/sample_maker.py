@@ -15,7 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from meshmend.errors import InputError
 from meshmend.train.data.random_numbers import seed_all
+from meshmend.train.data.samples import Seen
 
 Collate = Callable[[list[Any]], Any]
 
@@ -43,13 +44,6 @@ class BatchRequest:
     indices: tuple[int, ...]
     keep_from: int
     position: int = 0
-
-
-class Seen(NamedTuple):
-    """What a chip has read of a stream: a hash of one in eight samples before a place."""
-
-    place: int
-    hash: int
 
 
 def hashed(sample: Any, before: int = 0) -> int:

@@ -13,8 +13,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from meshmend.errors import InputError
 from meshmend.train.data.loader_source import N_COMPARED_OF_STREAM, LoaderSource
-from meshmend.train.data.sample_maker import BatchRequest, Collate, SampleMaker, Seen, is_stream
-from meshmend.train.data.samples import Order, Share, StreamOrder
+from meshmend.train.data.sample_maker import BatchRequest, Collate, SampleMaker, is_stream
+from meshmend.train.data.samples import Order, Seen, Share, StreamOrder
 
 
 class SampleSource(Protocol):

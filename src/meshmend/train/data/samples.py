@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,13 @@ class Share:
     @property
     def n_samples(self) -> int:
         return self.stop - self.start
+
+
+class Seen(NamedTuple):
+    """What a chip has read of a stream: a hash of one in eight samples before a place."""
+
+    place: int
+    hash: int
 
 
 def share_of(position: int, batch: int, rank: int, n_ranks: int) -> Share:

@@ -29,6 +29,7 @@ from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
 from meshmend.train.core.share_checks import ToldShares
 from meshmend.train.core.worker_environment import coordinator_client
+from meshmend.train.data.samples import Seen
 from meshmend.train.state.digest import BegunDigests, total_of
 from meshmend.units import counted, some
 
@@ -51,9 +52,6 @@ class Compared:
     told: Sequence[ToldShares]
     mended: tuple[Chip, ...] = ()
     wrong: tuple[Chip, ...] = ()
-
-
-Seen = tuple[int, int]  # of a stream: a place, and a hash of all samples before it
 
 
 @dataclass(frozen=True)
@@ -172,11 +170,11 @@ class StateComparison:
 
         One that had no samples in this step may not have read as far.
         """
-        place = max((each[0] for each in seen if each), default=0)
+        place = max((each.place for each in seen if each), default=0)
         by_chip = {
-            chip: each[1]
+            chip: each.hash
             for chip, each in zip(chips, seen, strict=True)
-            if each and each[0] == place
+            if each and each.place == place
         }
         if len(set(by_chip.values())) <= 1:
             return
