@@ -142,7 +142,7 @@ def write_known_speeds(folder: Path, job: Any) -> None:
     exchange, chip = job._core._exchange, ",".join(map(str, job._core.chip))
     with (folder / f"speeds.{chip}").open("a") as file:
         planned = " ".join(map(str, sorted(exchange.mesh.slow)))
-        generation, known = exchange.generation_number, exchange.found_speeds("")
+        generation, known = exchange.generation_number, job._core._watch.found("")
         file.write(f"{generation} {job.step_number} {known or 'none'} {planned or 'none'}\n")
 
 

@@ -594,9 +594,9 @@ SocketTransport.__init__, SocketTransport.work_done = made, counted
 WATCHES = """
     from meshmend.train.torch.elastic_group import elastic_group
     group = elastic_group()
-    exchange, slow = group._joined.exchange, dist.group.WORLD._catalogue._mesh.slow
+    watch, slow = group._joined.watch, dist.group.WORLD._catalogue._mesh.slow
     planned = " ".join(map(str, sorted(slow))) or "none"
-    known, n_ranks = exchange.found_speeds(group._links) or "none", dist.get_world_size()
+    known, n_ranks = watch.found(group._links) or "none", dist.get_world_size()
     print(f"{os.environ['MESHMEND_CHIP']} before {step} of {n_ranks}: {known}, {planned}")
     time.sleep(0.05)
     while step >= 70 and n_ranks == 3 and not group._is_outdated():

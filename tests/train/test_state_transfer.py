@@ -79,7 +79,8 @@ class ChipThread:
         except KilledError:
             return None
         except (TransportError, StateLostError) as error:
-            self.exchange.leave()  # so that all others hear of it, as of a new generation
+            # So that all others hear of it, as of a new generation.
+            self.exchange.transport.drop(range(MESH.n_live))
             return error
         return None
 

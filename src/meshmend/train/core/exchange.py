@@ -25,25 +25,17 @@ from meshmend.planning.catalogue import (
     proved_short_sum,
     proved_spread,
 )
-from meshmend.planning.link_probes import (
-    PIECE_BYTES,
-    TIMES_LONGER,
-    LinkProbe,
-    fabric_from,
-    fabric_probes,
-    flood,
-)
+from meshmend.planning.link_probes import LinkProbe
 from meshmend.planning.plan_cache import load_or_make_plans, planned_losses
 from meshmend.planning.plan_request import GATHER, SumSizes
 from meshmend.planning.settings import Settings
 from meshmend.schedule.hazards import Hazards, hazards_of
 from meshmend.schedule.spanning import Ends, point_to_point
 from meshmend.schedule.table import Schedule
-from meshmend.topology.fabric import Fabric
-from meshmend.topology.failures import Chip, SlowLink
+from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.train.core.host_planner import HostPlanner, PlanAheadSettings
-from meshmend.train.core.link_speeds import LinkSpeeds
+from meshmend.train.core.link_speeds import Work
 from meshmend.train.core.plan_agreement import FolderPlans, PlanAgreement, split_sums
 from meshmend.transport.listener import Address
 from meshmend.transport.reference import chunk_at, run_chunk
@@ -58,11 +50,8 @@ _SUM = CollectiveCall("allreduce")
 _ALL_GATHER = CollectiveCall(GATHER)
 _SPREAD_MESSAGE_BYTES = 1 << 18
 _CONNECT_S = 10.0
-_FIRST_GENERATION = 1
+FIRST_GENERATION: Final = 1
 _LOOK_EVERY_S: Final = 1.0  # for how many plans there are
-_SHORT_PROBE_S: Final = 0.005  # of those that measure the fabric; others take three times as long
-_LEAST_PIECES, _MOST_PIECES = 16, 128  # of it
-_N_REPETITIONS: Final = 5  # of which the fastest counts
 
 
 class PendingSum(Protocol):
@@ -114,7 +103,6 @@ class Exchange:
         self._whole = whole
         self._chip = chip
         self._algorithm = settings.planned_algorithm
-        self._watches_links = settings.watch_links
         self._seats = {other: seat for seat, other in enumerate(whole.live)}
         self.transport = SocketTransport(
             self._seats[chip],
@@ -125,12 +113,11 @@ class Exchange:
             sums_payloads=settings.checksum,
             link_timeout_s=settings.link_timeout_s,
         )
-        self.measured_fabric: Fabric | None = None  # None: not by this chip
         self.beside: SumsBeside | None = None  # on all chips, or on none
         # Called with each `interrupt`: what else waits for peers, such as a process group, stops.
         self.on_interrupt: Callable[[], None] = lambda: None
         self._planner = HostPlanner(chip, plan_ahead) if plan_ahead else None
-        self._plans = self._planner.folder if self._planner else plans
+        self.plans = self._planner.folder if self._planner else plans  # None: nobody makes any
         self._searcher: HostPlanner | None = None  # which makes plans for links of other speeds
         self._begin(Generation(0, ()), whole, rank=0)
 
@@ -142,18 +129,12 @@ class Exchange:
         self._catalogue = Catalogue(mesh, self._algorithm, 0, rank)
         self._sums: SumSizes = ()
         self._agreement: PlanAgreement | None = None  # None: this generation has searched plans
-        self._speeds: LinkSpeeds | None = None  # None: nobody watches the links, or has begun to
         self._sought: _SoughtPlans | None = None  # for links that have other speeds now
         self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
         self._short: RankProgram | None = None  # of the sum of few numbers
         self._connected: set[int] = set()  # seats with a connection of this generation
         self._planned: tuple[int, int] | None = None  # losses with plans, as last looked up
         self._look_at = 0.0
-
-    @property
-    def plans(self) -> Path | None:
-        """The folder of plans that are made ahead; None if nobody makes any."""
-        return self._plans
 
     @property
     def address(self) -> Address:
@@ -203,10 +184,6 @@ class Exchange:
         mesh = generation.mesh_of(self._whole)
         self._begin(generation, mesh, mesh.rank_of[self._chip])
 
-    def leave(self) -> None:
-        """Close all connections: this chip has left the generation."""
-        self.transport.drop(self._seats.values())
-
     def plan(self, sums: SumSizes) -> None:
         """Plan sums and gathers of these sizes.
 
@@ -220,13 +197,13 @@ class Exchange:
             return
         self._sums = sums
         algorithm, direct = self._algorithm, sums
-        if self._generation.number > _FIRST_GENERATION:
-            plans = FolderPlans(self._plans, self.mesh, algorithm, sums, self._catalogue)
+        if self._generation.number > FIRST_GENERATION:
+            plans = FolderPlans(self.plans, self.mesh, algorithm, sums, self._catalogue)
             self._agreement = PlanAgreement(self, plans)
             _, direct = split_sums(self.mesh, algorithm, sums)
-        if self._plans is not None:
+        if self.plans is not None:
             check = self.transport.check
-            load_or_make_plans(self._plans, self.mesh, algorithm, direct, check=check)
+            load_or_make_plans(self.plans, self.mesh, algorithm, direct, check=check)
         self._make_tasks()
         self._short_sum()
 
@@ -240,9 +217,9 @@ class Exchange:
 
     def planned_losses(self) -> tuple[int, int] | None:
         """Return how many losses of a board have plans, and of how many; looked up now and then."""
-        if self._plans is not None and time.monotonic() >= self._look_at:
+        if self.plans is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_EVERY_S
-            self._planned = planned_losses(self._plans, self.mesh)
+            self._planned = planned_losses(self.plans, self.mesh)
         return self._planned
 
     def plan_ahead(self, sums: SumSizes) -> None:
@@ -279,79 +256,17 @@ class Exchange:
             self._make_tasks()
             _log.info("chip %s takes searched plans for %s", self._chip, self.mesh)
 
-    def is_look_due(self) -> bool:
-        """Count a step; return whether all chips call `look_at_links` before it."""
-        if not self._watches_links or self.mesh.n_live <= 2:
-            return False
-        return self._speeds is None or self._speeds.is_due()
-
-    def found_speeds(self, known: str) -> str:
-        """Return the speeds of links that this generation has found, for the training state.
-
-        They are the same on all chips that have done the same steps. If nobody looks at links in
-        this generation, they are those that were known.
-        """
-        return known if self._speeds is None else " ".join(map(str, self._speeds.found))
-
-    def look_at_links(self, known: str) -> tuple[SlowLink, ...]:
-        """Return the links that have another speed than was known; all chips find the same ones.
-
-        The first look of a generation begins with the speeds that earlier ones have found, and
-        measures the fabric if no chip of it has done so before. The job
-        goes on with the plans that it has until there are some for the speeds that are known now:
-        `swap_plans` takes them.
-        """
-        if self._speeds is None:
-            self._speeds = LinkSpeeds(self.mesh, known)
-            if not any(has for (has,) in self.gather_numbers([self.measured_fabric is not None])):
-                self.measured_fabric = self._measure_fabric()
-            if self._speeds.mesh != self.mesh and self._sums:
-                self._seek_plans(self._speeds.mesh)
-            # Those of a checkpoint are news to whoever watches the job.
-            return self._speeds.found if self._generation.number == _FIRST_GENERATION else ()
-        changed = self._conclude(self._speeds)
-        while n_bytes := self._speeds.probe_bytes:
-            self._work_since_look(self._speeds)  # what this short sum did is no part of the probe
-            every_link = replace(self.mesh, slow=frozenset())
-            self._ready(flood(every_link, "probe", 1, n_bytes))()
-            changed = self._conclude(self._speeds)
-        if changed and self._sums:
-            self._seek_plans(self._speeds.mesh)
-        return changed
-
-    def _conclude(self, speeds: LinkSpeeds) -> tuple[SlowLink, ...]:
-        return speeds.conclude(self.gather_numbers(self._work_since_look(speeds)))
-
-    def _work_since_look(self, speeds: LinkSpeeds) -> list[int]:
+    def work_done(self) -> list[Work]:
+        """Return what the link of each port has done, for these sums and those beside them."""
         done, work = self.transport.work_done(), []
         beside = self.beside.work_done() if self.beside is not None else {}
         for other in self.mesh.neighbor_ranks[self.rank].tolist():
             seat = self._seats[self.mesh.live[other]] if other >= 0 else -1
             ours, others = done.get(seat, (0, 0)), beside.get(other, (0, 0))
             work.append((ours[0] + others[0], ours[1] + others[1]))
-        return speeds.mine(work, time.monotonic_ns() // 1000)
+        return work
 
-    def _measure_fabric(self) -> Fabric:
-        """Return what the links do; a probe takes as long as on the slowest chip, on all chips."""
-        n_pieces = _LEAST_PIECES
-        long_s = self._probe_times([self._ready(fabric_probes(self.mesh, n_pieces)[2])])[0]
-        rate = TIMES_LONGER * n_pieces * PIECE_BYTES / long_s
-        n_pieces = min(max(n_pieces, round(_SHORT_PROBE_S * rate / PIECE_BYTES)), _MOST_PIECES)
-        ready = [self._ready(probe) for probe in fabric_probes(self.mesh, n_pieces)]
-        times = [self._probe_times(ready) for _ in range(_N_REPETITIONS)]
-        return fabric_from(self.mesh, *map(min, zip(*times, strict=True)), n_pieces=n_pieces)
-
-    def _probe_times(self, ready: Sequence[Callable[[], None]]) -> list[float]:
-        """Run probes; telling each other how long one took, all begin the next one together."""
-        times = []
-        for run in ready:
-            begin = time.monotonic_ns()
-            run()
-            told = self.gather_numbers([time.monotonic_ns() - begin])
-            times.append(max(numbers[0] for numbers in told) / 1e9)
-        return times
-
-    def _ready(self, probe: LinkProbe) -> Callable[[], None]:
+    def ready(self, probe: LinkProbe) -> Callable[[], None]:
         """Return what runs a probe."""
         schedule = probe.schedule
         program = self._program(schedule, hazards_of(schedule))
@@ -359,14 +274,19 @@ class Exchange:
         payload = np.empty(probe.n_bytes, dtype=np.uint8)
         return lambda: self._run(task, payload)
 
-    def _seek_plans(self, mesh: Mesh) -> None:
-        """Have plans made for a mesh of the same chips, whose links have other speeds."""
+    def seek_plans(self, mesh: Mesh) -> None:
+        """Have plans made for a mesh of the same chips, whose links have other speeds.
+
+        The job goes on with the plans that it has until `swap_plans` takes these.
+        """
+        if not self._sums:
+            return
         algorithm, sums = self._algorithm, (*self._sums, *self._sums_beside())
         if self.rank == 0:
             if self._searcher is None:
                 self._searcher = self._planner or HostPlanner(self._chip, self._own_plans())
             self._searcher.plan_for(mesh, sums)
-        folder = self._searcher.folder if self._searcher else self._plans
+        folder = self._searcher.folder if self._searcher else self.plans
         catalogue = Catalogue(mesh, algorithm, 0, self.rank)
         plans = FolderPlans(folder, mesh, algorithm, sums, catalogue)
         self._sought = _SoughtPlans(mesh, catalogue, PlanAgreement(self, plans))
@@ -388,8 +308,8 @@ class Exchange:
     def _own_plans(self) -> PlanAheadSettings:
         """Return where this chip has plans made if nobody else plans ahead for the job."""
         board, algorithm = (1,) * len(self.mesh.shape), self._algorithm
-        if self._plans is not None:
-            return PlanAheadSettings(self._plans, algorithm, board)
+        if self.plans is not None:
+            return PlanAheadSettings(self.plans, algorithm, board)
         return PlanAheadSettings(Path(mkdtemp()), algorithm, board, is_scratch=True)
 
     def _take_sought(self, sought: "_SoughtPlans") -> None:

@@ -29,7 +29,7 @@ from meshmend.train.core.bit_flips import BitFlips
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.job_settings import JobSettings
 from meshmend.train.core.learner import Learner, MakeSharding, Sharding
-from meshmend.train.core.link_watch import take_better_plans
+from meshmend.train.core.link_watch import LinkWatch
 from meshmend.train.core.share_checks import Finding
 from meshmend.train.core.shared_calls import SharedCalls
 from meshmend.train.core.state_transfer import StateTransfer
@@ -108,6 +108,7 @@ class JobCore:
         self._exchange: Exchange | None = None
         self._loop: WorkerLoop | None = None
         self._sharding: Sharding | None = None  # None if nothing is sharded
+        self._watch: LinkWatch | None = None
         self._checks: WrongNumbers | None = None
         self.calls: SharedCalls | None = None
         if resume is not None:
@@ -153,6 +154,7 @@ class JobCore:
         step_sums = StepSums(learner, exchange, self._before_sum)
         self.calls = SharedCalls(self, learner, step_sums, loop, exchange)
         self._exchange, self._loop = exchange, loop
+        self._watch = LinkWatch(loop, exchange, is_on=self._environment.sums.watch_links)
         return step_sums
 
     @property
@@ -228,10 +230,10 @@ class JobCore:
 
     def _take_better_plans(self) -> bool:
         """Look at links and swap plans before a step; return False if the mesh changed."""
-        loop, exchange = self._loop, self._exchange
-        if loop is None or exchange is None:
+        loop, watch = self._loop, self._watch
+        if loop is None or watch is None:
             return True
-        if take_better_plans(loop, exchange, self._links, self.step_number):
+        if watch.take_better_plans(self._links, self.step_number):
             return True
         loop.recover(after=loop.number)
         return False
@@ -349,8 +351,8 @@ class JobCore:
         self._is_stopped |= self._learner.is_last
         if self._checks is not None:
             self._checks.goes_back_to = None
-        if self._exchange is not None:
-            self._links = self._exchange.found_speeds(self._links)
+        if self._watch is not None:
+            self._links = self._watch.found(self._links)
         if self.calls is not None:
             self.calls.forget(is_own_step=True)
         self._ledger.write_done(self.step_number, number, self._shares.position)

@@ -44,7 +44,7 @@ from meshmend.planning.catalogue import fabric_in
 from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import Chip, format_shape
 from meshmend.train.core.exchange import Exchange
-from meshmend.train.core.link_watch import take_better_plans
+from meshmend.train.core.link_watch import LinkWatch
 from meshmend.train.core.state_transfer import PartTransfer, StateTransfer
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
@@ -186,6 +186,7 @@ class _JoinedJob:
     loop: WorkerLoop
     exchange: Exchange
     transfer: StateTransfer | PartTransfer
+    watch: LinkWatch
 
 
 class ElasticGroup:
@@ -391,11 +392,10 @@ class ElasticGroup:
         """Look at links and swap plans, once before a step; return False if the mesh changed."""
         if self._joined is None or self._tile is not None:
             return True
-        loop, exchange = self._joined.loop, self._joined.exchange
-        before, self._planned = self._planned, (loop.number, self.step_number)
+        before, self._planned = self._planned, (self._joined.loop.number, self.step_number)
         if self._planned == before:
             return True
-        if take_better_plans(loop, exchange, self._links, self.step_number):
+        if self._joined.watch.take_better_plans(self._links, self.step_number):
             return True
         self._fail_over()
         return False
@@ -421,7 +421,7 @@ class ElasticGroup:
         self._step.end()
         if self._tile is not None and not self._await_all(self._tile, loop, exchange):
             return
-        self._links = exchange.found_speeds(self._links)
+        self._links = self._joined.watch.found(self._links)
         self._count(self.step_number + 1, loop.number)
         loop.note_step()
         is_first, self._reported = self._reported != loop.number, loop.number
@@ -497,7 +497,8 @@ class ElasticGroup:
             catch_up=transfer.catch_up,
             has_part=self._tile is not None,
         )
-        self._joined, self._step.is_in_job = _JoinedJob(loop, exchange, transfer), True
+        watch = LinkWatch(loop, exchange, is_on=self._environment.sums.watch_links)
+        self._joined, self._step.is_in_job = _JoinedJob(loop, exchange, transfer, watch), True
         return loop
 
     def _fingerprint(self) -> JobFingerprint:
