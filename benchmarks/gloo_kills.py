@@ -163,10 +163,10 @@ class Replica:
         self._optimizer.zero_grad()
         torch.autograd.backward(loss)
         self._gradients.gather(float(loss.detach()), share.n_samples / n_batch)
-        self._gradients.notes()[:] = group.is_leaving()
+        self._gradients.notes[:] = group.is_leaving()
         for bucket in self._gradients.buckets:
             group.sum(bucket.flat)
-        is_leaving = bool(self._gradients.notes()[0])
+        is_leaving = bool(self._gradients.notes[0])
         mean = self._gradients.scatter()
         self._optimizer.step()
         self._n_done += 1

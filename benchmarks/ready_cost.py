@@ -124,7 +124,7 @@ def elastic(n_steps: int, folder: Path) -> int:
             JobConfig(mesh=MeshConfig(shape=MESH), job=RunConfig(run_dir=str(folder / "run"))),
             body=lambda: _elastic_worker(work, model, n_steps, folder),
             on_event=lambda event: None,
-            sums=Gradients(model).sizes(),
+            sums=Gradients(model).sizes,
         )
     )
     if not outcome.is_finished:

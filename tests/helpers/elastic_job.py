@@ -119,7 +119,7 @@ def torch_job(folder: Path, options: dict[str, Any], gate: "Gate") -> Training:
             job.step(loss)
         return 0
 
-    return body, Gradients(model, bucket_bytes).sizes()
+    return body, Gradients(model, bucket_bytes).sizes
 
 
 def count_as_slow(job: Any, ends: list[list[int]]) -> None:

@@ -142,8 +142,8 @@ def test_each_type_of_parameter_has_a_buffer_of_its_own(dtype: torch.dtype) -> N
     of_dtype, of_float32, rest = (str(dtype)[6:], 10), ("float32", 16 + 2), 5 + 2 + 6
     buckets = [of_dtype, of_float32] if dtype != torch.float64 else [of_float32, of_dtype]
     expected = [(name, n + rest * (index == 1)) for index, (name, n) in enumerate(buckets)]
-    assert [(name, n) for n, name in chips[0][1].sizes()] == expected
-    assert [len(each) for each in chips[0][1].payloads()] == [
+    assert [(name, n) for n, name in chips[0][1].sizes] == expected
+    assert [len(each) for each in chips[0][1].payloads] == [
         n * getattr(torch, name).itemsize for name, n in expected
     ]
     for replica, _ in chips:

@@ -538,7 +538,7 @@ def stepped(n_notes):
     learner = JaxLearner(params, program, micro_batch=2)
     learner.gather(np.arange(12, dtype=np.float32).reshape(4, 3), Share(0, 4, 4), is_last=True)
     before = learner.payload_hashes(0)
-    learner.notes()[:] = 7
+    learner.notes[:] = 7
     same = learner.payload_hashes(0) == before
     return [same, learner.is_last, learner.update(), np.asarray(learner.params["w"]).tolist()]
 

@@ -106,7 +106,8 @@ class Payload:
 
     value: int = RIGHT
 
-    def sum_sizes(self) -> list[tuple[int, str]]:
+    @property
+    def sizes(self) -> list[tuple[int, str]]:
         return [(1, "int32")]  # such sums are not checked
 
     def payload_hashes(self, number: int) -> dict[str, int]:

@@ -35,9 +35,11 @@ class Sums:
 
     array: Any
 
-    def sum_sizes(self) -> list[tuple[int, str]]:
+    @property
+    def sizes(self) -> list[tuple[int, str]]:
         return [(4, "bfloat16"), (N_ELEMENTS, "float32")]
 
+    @property
     def payloads(self) -> list[Any]:
         return [np.zeros(8, np.uint8), self.array.view(np.uint8)]
 

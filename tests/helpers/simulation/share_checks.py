@@ -43,7 +43,8 @@ class _Number:
 
     value: int = _RIGHT
 
-    def sum_sizes(self) -> list[tuple[int, str]]:
+    @property
+    def sizes(self) -> list[tuple[int, str]]:
         return [(1, "int32")]  # such sums are not checked
 
     def payload_hashes(self, number: int) -> dict[str, int]:

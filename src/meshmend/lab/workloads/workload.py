@@ -121,7 +121,7 @@ class Workload:
         if config.training.tile:
             tile = parse_tile(config.training.tile)
             return self._tile_sums(tile, is_shared=config.sharding.optimizer)
-        sums = Gradients(self._inherited, n_notes=n_notes_of(config)).sizes()
+        sums = Gradients(self._inherited, n_notes=n_notes_of(config)).sizes
         if not config.sharding.optimizer:
             return sums
         shared = ShardedOptimizers({"": self.optimizer(self._inherited)})

@@ -35,7 +35,7 @@ class BitFlips:
     def in_payload(self, part: Part, step: int) -> None:
         """Flip a bit of this chip's part of its first sum, or of the sum, if one is due."""
         if self._injection.has_wrong_numbers and self._injection.flips(part, step):
-            flip_bit(self._learner.payloads()[0], self._chip, step)
+            flip_bit(self._learner.sums.payloads[0], self._chip, step)
 
 
 def flip_bit(data: Bytes, chip: Chip, step: int) -> None:

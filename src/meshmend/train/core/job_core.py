@@ -301,7 +301,7 @@ class JobCore:
         """Take the hash of a second share; nothing else of its turn stays."""
         assert self._checks is not None
         self.share = self._second = None
-        self._learner.refill_changed()
+        self._learner.sums.refill_changed()
         self._flips.in_payload(Part.GRADIENT, self.step_number)
         self._checks.add_second(share)
         self._learner.undo()
@@ -348,7 +348,7 @@ class JobCore:
         self.loss = self._update()
         self.step_number += 1
         self._shares.position += share.batch
-        self._is_stopped |= self._learner.is_last
+        self._is_stopped |= self._learner.sums.is_last
         if self._checks is not None:
             self._checks.goes_back_to = None
         if self._watch is not None:
@@ -576,7 +576,7 @@ class JobCore:
     def sum_sizes(self) -> SumSizes:
         """Return the sizes of all sums and gathers of one step."""
         shared = self._sharding.sum_sizes() if self._sharding else ()
-        return (*self._learner.sum_sizes(), *shared)
+        return (*self._learner.sums.sizes, *shared)
 
     def newest_checkpoint(self) -> int | None:
         """Return the step of the newest complete checkpoint not known to be damaged, or None.

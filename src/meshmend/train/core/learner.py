@@ -21,21 +21,20 @@ from meshmend.train.state.state_tree import Framework
 Bytes = NDArray[np.uint8]
 
 
-class Learner(Protocol):
-    """The model and the optimizer of one replica; `TorchLearner` and `JaxLearner` are such."""
+class LearnerSums(Protocol):
+    """What one chip puts into the sums of a step; `Gradients` and `JaxLearner` are such."""
 
     @property
-    def framework(self) -> Framework:
-        """How its states become bytes."""
+    def sizes(self) -> SumSizes:
+        """The number of elements and the type of each sum."""
 
-    def sum_sizes(self) -> SumSizes:
-        """Return the number of elements and the type of each sum of a step."""
-
+    @property
     def payloads(self) -> Sequence[Bytes]:
-        """Return what this chip puts into each sum; the sums replace it in place."""
+        """What this chip puts into each sum; the sums replace it in place."""
 
+    @property
     def notes(self) -> NDArray[Any]:
-        """Return the elements of a sum, one for each chip of the mesh, that are the job's own.
+        """The elements of a sum, one for each chip of the mesh, that are the job's own.
 
         That sum begins when the step ends. Without shares by speed there are none.
         """
@@ -45,6 +44,25 @@ class Learner(Protocol):
 
     def refill_changed(self) -> None:
         """Fill the payloads again whose gradients have changed since they were filled."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a chip said that this step is the last; known after the sum."""
+
+    def non_finite(self) -> Sequence[str]:
+        """Return the names of the parameters whose gradients on this chip are not finite."""
+
+
+class Learner(Protocol):
+    """The model and the optimizer of one replica; `TorchLearner` and `JaxLearner` are such."""
+
+    @property
+    def framework(self) -> Framework:
+        """How its states become bytes."""
+
+    @property
+    def sums(self) -> LearnerSums:
+        """What it sums in a step."""
 
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
@@ -58,15 +76,8 @@ class Learner(Protocol):
         Returns their numbers, the same on all chips; known after the sum.
         """
 
-    @property
-    def is_last(self) -> bool:
-        """Whether a chip said that this step is the last; known after the sum."""
-
     def is_finite(self) -> bool:
         """Whether the sums are finite numbers, or the learner looks after those that are not."""
-
-    def non_finite(self) -> Sequence[str]:
-        """Return the names of the parameters whose gradients on this chip are not finite."""
 
     def undo(self) -> None:
         """Undo what the step has changed so far, because it does not count."""

@@ -31,7 +31,7 @@ from meshmend.config import CHECKSUM
 from meshmend.errors import InputError, WrongResultError
 from meshmend.topology.failures import Chip
 from meshmend.train.core.exchange import Exchange
-from meshmend.train.core.learner import Learner
+from meshmend.train.core.learner import LearnerSums
 from meshmend.train.state.digest import total_of
 from meshmend.units import some
 
@@ -134,8 +134,8 @@ class ToldShares:
 class SumCheck:
     """One chip's part in checking some elements of one sum of a step."""
 
-    def __init__(self, learner: Learner, exchange: Exchange) -> None:
-        self._learner, self._exchange = learner, exchange
+    def __init__(self, payloads: LearnerSums, exchange: Exchange) -> None:
+        self._payloads, self._exchange = payloads, exchange
         self._number = -1  # of the sum that is checked; -1: none
         self._span = slice(0, 0)
         self._sums_again: Any = None
@@ -143,7 +143,7 @@ class SumCheck:
 
     def begin(self, step: int, *, is_checked: bool = True) -> None:
         """Choose a sum and some elements of it, the same on all chips, if the step is checked."""
-        sizes = self._learner.sum_sizes()
+        sizes = self._payloads.sizes
         numbers = [at for at, (n, dtype) in enumerate(sizes) if n > 0 and dtype in _TYPES]
         self._number = -1
         if not numbers or not is_checked:
@@ -177,16 +177,16 @@ class SumCheck:
         return [rank for rank, (_, got) in enumerate(known) if got != right[rank]]
 
     def _elements(self) -> Any:
-        dtype = self._learner.sum_sizes()[self._number][1]
-        return self._learner.payloads()[self._number].view(dtype)[self._span]
+        dtype = self._payloads.sizes[self._number][1]
+        return self._payloads.payloads[self._number].view(dtype)[self._span]
 
 
 class ShareChecks:
     """One chip's part in computing shares twice, and in checking sums in the same steps."""
 
-    def __init__(self, learner: Learner, exchange: Exchange, *, every: int) -> None:
-        self._learner, self._exchange, self._every = learner, exchange, every
-        self._sums = SumCheck(learner, exchange)
+    def __init__(self, payloads: LearnerSums, exchange: Exchange, *, every: int) -> None:
+        self._payloads, self._exchange, self._every = payloads, exchange, every
+        self._sums = SumCheck(payloads, exchange)
         self.kind = Kind.NOTHING  # of the step in flight
         self._own: Hashes = {}  # of what this chip puts into the sums
         self._second: list[Hashes] = []  # of each share that it computes besides
@@ -270,14 +270,14 @@ class ShareChecks:
     def note_own(self, number: int) -> None:
         """Take the hash of what this chip puts into a sum; it is complete now."""
         if self.kind is Kind.CHECK:
-            self._own |= self._learner.payload_hashes(number)
+            self._own |= self._payloads.payload_hashes(number)
         self._sums.note(number)
 
     def add_second(self, *, is_empty: bool = False) -> None:
         """Take the hash of a second share, which the payloads hold now if it has samples."""
         found: Hashes = {}
-        for number in range(0 if is_empty else len(self._learner.sum_sizes())):
-            found |= self._learner.payload_hashes(number)
+        for number in range(0 if is_empty else len(self._payloads.sizes)):
+            found |= self._payloads.payload_hashes(number)
         self._second.append(found)
 
     def told(self) -> ToldShares:

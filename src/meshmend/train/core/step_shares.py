@@ -57,7 +57,7 @@ class StepShares:
 
         `waited_s` it has waited for other chips meanwhile.
         """
-        notes = self._learner.notes()
+        notes = self._learner.sums.notes
         notes[:] = 0
         if share.n_samples == 0:
             return
@@ -69,7 +69,7 @@ class StepShares:
 
     def note_speeds(self, step: int, generation: int, chips: Sequence[Chip]) -> None:
         """Find chips that are slow, in the sums of a step that counts."""
-        notes, whole = self._learner.notes(), self._environment.whole
+        notes, whole = self._learner.sums.notes, self._environment.whole
         if self.speeds is None or not len(notes):
             return
         mine = self._environment.chip

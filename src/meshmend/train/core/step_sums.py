@@ -63,13 +63,13 @@ class StepSums:
         Raises:
             TransportError: the step is void.
         """
-        self._sum(range(self._n_started, len(self._learner.sum_sizes())))
+        self._sum(range(self._n_started, len(self._learner.sums.sizes)))
         if numbers := self._learner.refill_stale():
             self._sum(numbers)
         return None if self._learner.is_finite() else self._culprits()
 
     def _sum_of(self, number: int) -> tuple[Bytes, int, str]:
-        return self._learner.payloads()[number], *self._learner.sum_sizes()[number]
+        return self._learner.sums.payloads[number], *self._learner.sums.sizes[number]
 
     def _sum(self, numbers: Sequence[int]) -> None:
         """Make some sums, and wait for them and for all in flight.
@@ -99,7 +99,7 @@ class StepSums:
 
     def _culprits(self) -> Culprits:
         """Tell all chips which gradients of this chip are not finite; return those of all."""
-        mine = list(self._learner.non_finite())
+        mine = list(self._learner.sums.non_finite())
         if self._exchange is None:
             return [mine]
         return gather_values(self._exchange, mine, list[str])

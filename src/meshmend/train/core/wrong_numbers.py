@@ -80,7 +80,7 @@ class WrongNumbers:
         )
         self._checks: ShareChecks | None = None  # None if nothing is computed twice
         if settings.checked_every:
-            self._checks = ShareChecks(learner, exchange, every=settings.checked_every)
+            self._checks = ShareChecks(learner.sums, exchange, every=settings.checked_every)
         self._compared_in = 0  # the last generation whose chips were compared after the last step
         self.goes_back_to: int | None = None  # set while the state of all chips may be wrong
 

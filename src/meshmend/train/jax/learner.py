@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.planning.plan_request import SumSizes
-from meshmend.train.core.learner import Bytes
+from meshmend.train.core.learner import Bytes, LearnerSums
 from meshmend.train.data.samples import Share
 from meshmend.train.jax.program import JaxProgram, Tree, is_key, places_of
 from meshmend.train.state.digest import BegunDigests, hash_bytes
@@ -178,16 +178,24 @@ class JaxLearner:
         self._sums = [np.array(total) for total in totals]
         self._sums[0][self._stop] = is_last
 
-    def sum_sizes(self) -> SumSizes:
-        """Return the number of elements and the type of each sum of a step."""
+    @property
+    def sums(self) -> LearnerSums:
+        """What is summed in a step, which is here."""
+        return self
+
+    @property
+    def sizes(self) -> SumSizes:
+        """The number of elements and the type of each sum of a step."""
         return self._program.flat.sizes()
 
+    @property
     def payloads(self) -> Sequence[Bytes]:
-        """Return what this chip puts into each sum; the sums replace it in place."""
+        """What this chip puts into each sum; the sums replace it in place."""
         return [total.view(np.uint8) for total in self._sums]
 
+    @property
     def notes(self) -> NDArray[Any]:
-        """Return the elements of the first sum that are the job's own."""
+        """The elements of the first sum that are the job's own."""
         return self._sums[0][self._stop + 1 :]
 
     def payload_hashes(self, number: int) -> dict[str, int]:

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError
+from meshmend.planning.plan_request import SumSizes
 from meshmend.train.core.step_sums import BUFFER
 from meshmend.train.state.digest import hash_bytes
 from meshmend.train.torch.buckets import bucket_layout, bucket_of, trained_parameters
@@ -72,22 +73,12 @@ class Gradients:
         self._changes, self._used, self._again, *rest = torch.split(self._tail, counts)
         self._changes_of = torch.split(self._changes, n_changes)
         self._loss, self._weight, self._divisor, self._stop, *self._clip, notes = rest
-        self._notes: NDArray[Any] = notes.numpy()
+        # The numbers that are the job's own; it fills them when all else is gathered.
+        self.notes: NDArray[Any] = notes.numpy()
         self._own_weight: float | None = None  # in the step in flight; None without samples
-        self._sizes = [(bucket.flat.numel(), bucket.dtype) for bucket in self.buckets]
-        self._payloads = [bucket.flat.view(torch.uint8).numpy() for bucket in self.buckets]
-
-    def sizes(self) -> list[tuple[int, str]]:
-        """Return the number of elements and the type of each bucket."""
-        return self._sizes
-
-    def payloads(self) -> list[Bytes]:
-        """Return the memory of each bucket."""
-        return self._payloads
-
-    def notes(self) -> NDArray[Any]:
-        """Return the numbers that are the job's own; it fills them when all else is gathered."""
-        return self._notes
+        # Of each bucket the number of elements and the type, and its memory.
+        self.sizes: SumSizes = [(each.flat.numel(), each.dtype) for each in self.buckets]
+        self.payloads: list[Bytes] = [each.flat.view(torch.uint8).numpy() for each in self.buckets]
 
     def payload_hashes(self, number: int) -> dict[str, int]:
         """Return a hash of each gradient of a bucket, without what says how it was summed.

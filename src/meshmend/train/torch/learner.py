@@ -5,18 +5,16 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import torch
-from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshmend.errors import InputError
-from meshmend.planning.plan_request import SumSizes
 from meshmend.train.data.samples import Share
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.digest import BegunDigests
 from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH, tensors_of
 from meshmend.train.torch.backward_watch import BackwardWatch
-from meshmend.train.torch.gradients import Bytes, Gradients
+from meshmend.train.torch.gradients import Gradients
 from meshmend.train.torch.loop_state import (
     LoopState,
     LoopWeights,
@@ -80,8 +78,8 @@ class TorchLearner:
         self._parameter_names: dict[torch.Tensor, str] = {
             each: name for name, each in self._model.named_parameters()
         }
-        self._gradients = Gradients(self._model, bucket_bytes, n_notes=n_notes)
-        self._watch = BackwardWatch(self._gradients)
+        self.sums = Gradients(self._model, bucket_bytes, n_notes=n_notes)
+        self._watch = BackwardWatch(self.sums)
         self._weight: float | None = None  # of this chip in this step, as the user said
         self._max_norm: float | None = None
         self._share = Share(0, 0, 1)
@@ -172,61 +170,32 @@ class TorchLearner:
         chosen = self._weight if weight is None else weight
         scale = (self._share.n_samples if chosen is None else chosen) / self._share.batch
         value, normalise = float(loss.detach()), chosen is not None
-        self._gradients.gather(
+        self.sums.gather(
             value, scale, normalise=normalise, is_last=is_last, max_norm=self._max_norm
         )
-
-    def sum_sizes(self) -> SumSizes:
-        """Return the number of elements and the type of each sum of a step."""
-        return self._gradients.sizes()
-
-    def payloads(self) -> Sequence[Bytes]:
-        """Return what this chip puts into each sum; the sums replace it in place."""
-        return self._gradients.payloads()
-
-    def notes(self) -> NDArray[Any]:
-        """Return the elements of the last sum that are the job's own."""
-        return self._gradients.notes()
-
-    def payload_hashes(self, number: int) -> dict[str, int]:
-        """Return a hash of what the samples of this step have put into a sum, by parameter."""
-        return self._gradients.payload_hashes(number)
-
-    def refill_changed(self) -> None:
-        """Fill the payloads again whose gradients have changed since they were filled."""
-        self._gradients.refill_changed()
 
     def clear(self, *, is_last: bool) -> None:
         """Put zeros into the payloads, because this chip has no samples."""
         self._forget_turn()
         self._forget_prepared()
-        self._gradients.clear(is_last=is_last)
+        self.sums.clear(is_last=is_last)
 
     def refill_stale(self) -> Sequence[int]:
         """Fill the payloads again that some chip changed after their sum began."""
-        numbers = self._gradients.refill_stale()
+        numbers = self.sums.refill_stale()
         self._watch.note_stale(numbers)
         return numbers
-
-    @property
-    def is_last(self) -> bool:
-        """Whether a chip said that this step is the last; known after the sum."""
-        return self._gradients.is_last
 
     def is_finite(self) -> bool:
         """Whether the sums are finite numbers, or a scaler looks after those that are not."""
         if self._optimizers.skips_non_finite:
-            return self._gradients.are_buffers_finite()
-        return self._gradients.is_finite()
-
-    def non_finite(self) -> Sequence[str]:
-        """Return what is not finite on this chip: gradients by parameter, and `buffer ...`."""
-        return self._gradients.non_finite()
+            return self.sums.are_buffers_finite()
+        return self.sums.is_finite()
 
     def undo(self) -> None:
         """Undo what the loop has changed before the job's step: that does not count."""
         self._watch.abandon()
-        self._gradients.restore()
+        self.sums.restore()
         self._loop_weights.restore()
         self.loop_state.restore()
 
@@ -234,9 +203,9 @@ class TorchLearner:
         """Step the optimizers with the sums; return the mean loss over all samples."""
         if self.sharded is not None:
             return self._update_shares(self.sharded)
-        self._gradients.check_trained()
-        max_norm = self._gradients.max_norm()
-        loss = self._gradients.scatter()
+        self.sums.check_trained()
+        max_norm = self.sums.max_norm()
+        loss = self.sums.scatter()
         with self._updating():
             self.norm = self._stepped.step(max_norm)
         return loss
@@ -244,9 +213,9 @@ class TorchLearner:
     def prepare_update(self) -> None:
         """Give the sums to the parameters and clip them, so that an update can be tried."""
         assert self.sharded is not None, "nothing is tried without shares"
-        self._gradients.check_trained()
-        max_norm, loss = self._gradients.max_norm(), self._gradients.loss()
-        self._gradients.give_gradients()
+        self.sums.check_trained()
+        max_norm, loss = self.sums.max_norm(), self.sums.loss()
+        self.sums.give_gradients()
         self._prepared = loss, self.sharded.clip(max_norm)
 
     def _update_shares(self, sharded: ShardedOptimizers) -> float:
@@ -254,7 +223,7 @@ class TorchLearner:
             self.prepare_update()
         assert self._prepared is not None
         loss, self.norm = self._prepared
-        self._gradients.give_statistics()
+        self.sums.give_statistics()
         with self._updating():
             sharded.step()
         return loss
@@ -266,8 +235,8 @@ class TorchLearner:
 
     def skip(self) -> float:
         """Leave models and optimizers as they are; return the mean loss over all samples."""
-        loss = self._gradients.loss()
-        self._gradients.restore()
+        loss = self.sums.loss()
+        self.sums.restore()
         return loss
 
     def state(self) -> dict[str, Any]:
@@ -305,14 +274,14 @@ class TorchLearner:
         self._model.load_state_dict(state["model"])
         load_other_buffers(self._model, state.get("buffers", {}))
         if "frozen" in state:  # by the loop: a chip that joins has not seen that
-            self._gradients.freeze(set(state["frozen"]))
+            self.sums.freeze(set(state["frozen"]))
         if "resting" in state:  # in evaluation mode, by the loop
             for name, each in self._model.named_modules():
                 each.training = name not in state["resting"]
         self._loop_weights.know(state.get("moving", self._loop_weights.moving))
-        self._gradients.remember()
+        self.sums.remember()
         if state.get("progress", {}).get("step") != 0:  # else the job begins with it
-            self._gradients.skip_check()
+            self.sums.skip_check()
         if self.sharded is not None:
             self.sharded.load_state_dict(state["optimizer"])
         else:
