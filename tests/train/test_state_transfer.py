@@ -69,12 +69,12 @@ class ChipThread:
         self.exchange.enter(generation)
         try:
             self.exchange.prepare()
-            transfer = StateTransfer(self, self.exchange)
+            transfer = StateTransfer(self, self.exchange, self.framework)
             if self.tile is None:
                 transfer.catch_up(go, generation)
             else:
                 PartTransfer(
-                    self.chip, self.tile, transfer, settle=lambda step: None, take=self.take_state
+                    self.tile, transfer, settle=lambda step: None, take=self.take_state
                 ).catch_up(go, generation)
         except KilledError:
             return None

@@ -248,8 +248,9 @@ class _ColourCatalogue(Catalogue):
         self._is_elastic, self._plans = world.tile is not None, world.plans
         self.is_interrupted = False
 
-    def sizes(self) -> SumSizes:
-        """Return the sums that have had a plan."""
+    @property
+    def sum_sizes(self) -> SumSizes:
+        """The sums between tiles that have had a plan."""
         return tuple(tile_sum(n_bytes, self._tiling.shape) for _, n_bytes in self._programs)
 
     def algorithm(self, kind: CollectiveCall, n_bytes: int) -> str:
@@ -330,11 +331,6 @@ class TwinGroup(MeshmendGroup):
         self._sums = sums
         self._has_warned = False
         super().__init__(options, sums.settings, inner, sums.transport)
-
-    @property
-    def sum_sizes(self) -> SumSizes:
-        """The sums between tiles so far."""
-        return self._sums.catalogue.sizes()
 
     def world_rank(self, place: int) -> int:
         """Return the rank itself: messages of all colours go over all chips in tiles."""

@@ -11,8 +11,8 @@ import numpy as np
 from meshmend.membership.faults.fault import Part
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.topology.failures import Chip
-from meshmend.train.core.learner import Bytes, Learner
-from meshmend.train.state.state_tree import RawArray, tree_of
+from meshmend.train.core.learner import Learner
+from meshmend.train.state.state_tree import Bytes, RawArray, tree_of
 
 _HELD: Final = {Part.WEIGHTS: "model", Part.STATE: "optimizer"}
 _BITS: Final = 8

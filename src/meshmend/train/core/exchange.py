@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from meshmend.errors import TransportError
 from meshmend.membership.generation import Generation
@@ -40,9 +39,7 @@ from meshmend.train.core.plan_agreement import FolderPlans, PlanAgreement, split
 from meshmend.transport.listener import Address
 from meshmend.transport.reference import chunk_at, run_chunk
 from meshmend.transport.sockets import SocketTransport
-from meshmend.transport.tasks import RankProgram, Task, rank_program, task_of
-
-Bytes = NDArray[np.uint8]
+from meshmend.transport.tasks import Bytes, RankProgram, Task, rank_program, task_of
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +98,7 @@ class Exchange:
         plan_ahead: PlanAheadSettings | None = None,
     ) -> None:
         self._whole = whole
-        self._chip = chip
+        self.chip = chip
         self._algorithm = settings.planned_algorithm
         self._seats = {other: seat for seat, other in enumerate(whole.live)}
         self.transport = SocketTransport(
@@ -144,7 +141,7 @@ class Exchange:
     @property
     def seat(self) -> int:
         """The number of this chip in the mesh without failures."""
-        return self._seats[self._chip]
+        return self._seats[self.chip]
 
     @property
     def generation_number(self) -> int:
@@ -164,10 +161,6 @@ class Exchange:
         """Break the connection to a chip, as a cut link would."""
         self.transport.sever(self._seats[chip])
 
-    def sum_payloads(self) -> None:
-        """Send checksums of all data until the generation ends: something was wrong."""
-        self.transport.sum_payloads()
-
     def corrupt(self, chip: Chip) -> None:
         """Change bytes of what comes from a chip, as a link that is broken would."""
         self.transport.corrupt(self._seats[chip])
@@ -182,7 +175,7 @@ class Exchange:
         present = set(generation.chips)
         self.transport.drop(seat for chip, seat in self._seats.items() if chip not in present)
         mesh = generation.mesh_of(self._whole)
-        self._begin(generation, mesh, mesh.rank_of[self._chip])
+        self._begin(generation, mesh, mesh.rank_of[self.chip])
 
     def plan(self, sums: SumSizes) -> None:
         """Plan sums and gathers of these sizes.
@@ -229,7 +222,7 @@ class Exchange:
 
     def prepare(self) -> None:
         """Connect to all neighbours, agree on the plans, and connect to all peers of the sums."""
-        neighbors = {self._seats[chip] for chip in self.mesh.neighbors(self._chip)}
+        neighbors = {self._seats[chip] for chip in self.mesh.neighbors(self.chip)}
         if self._agreement is not None:
             self._connect(neighbors)
             self._agreement.begin()
@@ -254,7 +247,7 @@ class Exchange:
                 self._take_sought(self._sought)
         elif self._agreement is not None and self._agreement.swap():
             self._make_tasks()
-            _log.info("chip %s takes searched plans for %s", self._chip, self.mesh)
+            _log.info("chip %s takes searched plans for %s", self.chip, self.mesh)
 
     def work_done(self) -> list[Work]:
         """Return what the link of each port has done, for these sums and those beside them."""
@@ -284,7 +277,7 @@ class Exchange:
         algorithm, sums = self._algorithm, (*self._sums, *self._sums_beside())
         if self.rank == 0:
             if self._searcher is None:
-                self._searcher = self._planner or HostPlanner(self._chip, self._own_plans())
+                self._searcher = self._planner or HostPlanner(self.chip, self._own_plans())
             self._searcher.plan_for(mesh, sums)
         folder = self._searcher.folder if self._searcher else self.plans
         catalogue = Catalogue(mesh, algorithm, 0, self.rank)
@@ -321,7 +314,7 @@ class Exchange:
         self._make_tasks()
         if self.beside is not None:  # its catalogue finds the plans that were agreed on
             self.beside.plan_for(self.mesh)
-        _log.info("chip %s takes plans for %s", self._chip, self.mesh)
+        _log.info("chip %s takes plans for %s", self.chip, self.mesh)
 
     @property
     def members(self) -> Sequence[Chip]:
@@ -457,7 +450,7 @@ class Exchange:
         chips = {seat: self._whole.live[seat] for seat in seats}
         self.transport.connect(
             {seat: self._generation.seat_of[chip].address for seat, chip in chips.items()},
-            epochs={seat: self._generation.epoch(self._chip, chip) for seat, chip in chips.items()},
+            epochs={seat: self._generation.epoch(self.chip, chip) for seat, chip in chips.items()},
             timeout_s=_CONNECT_S,
         )
         self._connected |= seats

@@ -53,7 +53,6 @@ from meshmend.train.state.resume import (
     resumable,
     tell_of_new_beginning,
 )
-from meshmend.train.state.state_tree import Framework
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +135,7 @@ class JobCore:
         """Make what a chip has that trains with others; return its sums with them."""
         learner, chip = self._learner, self._environment.chip
         exchange = exchange_of(self._environment)
-        transfer = StateTransfer(self, exchange)
+        transfer = StateTransfer(self, exchange, learner.framework)
         if make_sharding is not None:
             self._sharding = make_sharding(self, exchange, transfer.exchanged)
         loop = WorkerLoop(
@@ -544,11 +543,6 @@ class JobCore:
     def chip(self) -> Chip:
         """The chip of this worker."""
         return self._environment.chip
-
-    @property
-    def framework(self) -> Framework:
-        """How the state becomes bytes."""
-        return self._learner.framework
 
     def begin_overwriting(self, step: int) -> bool:
         """Whether the state that comes may be written over this chip's own, before all has come.

@@ -7,7 +7,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.membership.faults.fault import Moment
@@ -16,9 +15,7 @@ from meshmend.membership.messages import Go
 from meshmend.planning.plan_request import SumSizes
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.state.digest import BegunDigests
-from meshmend.train.state.state_tree import Framework
-
-Bytes = NDArray[np.uint8]
+from meshmend.train.state.state_tree import Bytes, Framework
 
 
 class LearnerSums(Protocol):

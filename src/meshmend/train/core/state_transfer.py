@@ -31,8 +31,9 @@ from meshmend.membership.generation import Generation
 from meshmend.membership.messages import Go
 from meshmend.topology.failures import Chip
 from meshmend.topology.tiles import box_colour
-from meshmend.train.core.exchange import Bytes, Exchange, PendingSum, Spreading, first_error
+from meshmend.train.core.exchange import Exchange, PendingSum, Spreading, first_error
 from meshmend.train.state.state_tree import (
+    Bytes,
     Framework,
     RawArray,
     StateTree,
@@ -51,14 +52,6 @@ class TransferredReplica(Protocol):
     """What a transfer needs of its job; `JobCore` is such."""
 
     @property
-    def chip(self) -> Chip:
-        """The chip of this worker."""
-
-    @property
-    def framework(self) -> Framework:
-        """How the state becomes bytes."""
-
-    @property
     def is_overwritten(self) -> bool:
         """Whether a part of the state was overwritten, so that this chip has none."""
 
@@ -75,8 +68,11 @@ class TransferredReplica(Protocol):
 class StateTransfer:
     """One chip's part in giving the state to those that lack it."""
 
-    def __init__(self, replica: TransferredReplica, exchange: Exchange) -> None:
-        self._replica, self._exchange = replica, exchange
+    def __init__(
+        self, replica: TransferredReplica, exchange: Exchange, framework: Framework
+    ) -> None:
+        self._replica, self._exchange, self._framework = replica, exchange, framework
+        self.chip = exchange.chip
 
     def catch_up(self, go: Go, generation: Generation) -> None:
         """Get the state that a generation begins with, or send it to those that lack it.
@@ -106,25 +102,25 @@ class StateTransfer:
         Raises:
             TransportError, StateLostError: as `catch_up`.
         """
-        is_holder = self._replica.chip in go.holders
+        is_holder = self.chip in go.holders
         if is_holder and self._replica.is_overwritten:
             raise StateLostError("its state was overwritten in part, and the rest has not come")
         if len(go.holders) == len(generation.seats):
             return None
-        tree = tree_of(self._replica.state(), self._replica.framework.raw) if is_holder else None
+        tree = tree_of(self._replica.state(), self._framework.raw) if is_holder else None
         large = {} if tree is None else _large(tree)
         holders, small = self._agreed(go.holders, tree, large)
-        is_between = receivers is not None and self._replica.chip not in (*receivers, *holders)
+        is_between = receivers is not None and self.chip not in (*receivers, *holders)
         if is_between:
             _, shapes = decoded_without(small)
-            room = self._replica.framework.room  # what does not pass here touches none of it
+            room = self._framework.room  # what does not pass here touches none of it
             rooms = {
                 name: RawArray.of(dtype, shape, room(dtype, shape, None)[1])
                 for name, (dtype, shape) in shapes.items()
             }
             self._move(rooms, holders, receivers)
             return None
-        if tree is None or self._replica.chip not in holders:
+        if tree is None or self.chip not in holders:
             return self._received(small, holders, go.step, receivers)
         del tree  # and so copies of tensors that are in several pieces, when they are sent
         self._move(large, holders, receivers)
@@ -143,7 +139,7 @@ class StateTransfer:
         mine = zlib.crc32(json.dumps(shapes).encode())
         while True:
             spreading = self._exchange.spreading(holders, in_parts=False)
-            is_sender = tree is not None and self._replica.chip in holders and spreading.has_part
+            is_sender = tree is not None and self.chip in holders and spreading.has_part
             small = encoded_without(tree, large) if tree and is_sender else np.empty(0, np.uint8)
             told = self._exchange.gather_numbers([mine, len(small)])
             shapes_of = {chip: told[rank][0] for chip, rank in self._exchange.mesh.rank_of.items()}
@@ -164,7 +160,7 @@ class StateTransfer:
         receivers: Sequence[Chip] | None,
     ) -> Any:
         """Return all of the state; what is large of it is taken from the holders."""
-        framework = self._replica.framework
+        framework = self._framework
         tree, shapes = decoded_without(small)
         tensors = {name: framework.tensor(array) for name, (array, _) in tree.arrays.items()}
         own: Mapping[str, Any] = {}
@@ -218,7 +214,6 @@ class PartTransfer:
 
     def __init__(
         self,
-        chip: Chip,
         tile: tuple[int, ...],
         transfer: StateTransfer,
         *,
@@ -226,7 +221,7 @@ class PartTransfer:
         take: Callable[[Any], None],
         share: Callable[[Generation, Any | None], None] | None = None,
     ) -> None:
-        self._chip, self._tile, self._transfer = chip, tile, transfer
+        self._chip, self._tile, self._transfer = transfer.chip, tile, transfer
         self._settle, self._take, self._share = settle, take, share
 
     def catch_up(self, go: Go, generation: Generation) -> None:

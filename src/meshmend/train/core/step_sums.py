@@ -14,9 +14,10 @@ from meshmend.membership.events import NonFiniteSum
 from meshmend.topology.failures import Chip
 from meshmend.train.core.byte_gather import gather_values
 from meshmend.train.core.exchange import Exchange, PendingSum, first_error
-from meshmend.train.core.learner import Bytes, Learner
+from meshmend.train.core.learner import Learner
 from meshmend.train.core.worker_environment import WorkerEnvironment, coordinator_client
 from meshmend.train.state.comparison import MOST_NAMES
+from meshmend.train.state.state_tree import Bytes
 from meshmend.units import counted
 
 RAISE, SKIP = "raise", "skip"

@@ -148,7 +148,8 @@ class WrongNumbers:
 
     def act_on(self, finding: Finding) -> None:
         """Go on after a comparison that has found a chip, or two chips, wrong."""
-        self._exchange.sum_payloads()  # if it was a link, that is known before a chip is blamed
+        # If it was a link, that is known before a chip is blamed.
+        self._exchange.transport.sum_payloads()
         number, chips = self._loop.number, self._job.chips
         step = self._job.step_number + 1
         if finding.sums is not None and self._job.chip == chips[0]:

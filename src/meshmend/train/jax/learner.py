@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError
 from meshmend.planning.plan_request import SumSizes
-from meshmend.train.core.learner import Bytes, LearnerSums
+from meshmend.train.core.learner import LearnerSums
 from meshmend.train.data.samples import Share
 from meshmend.train.jax.program import JaxProgram, Tree, is_key, places_of
 from meshmend.train.state.digest import BegunDigests, hash_bytes
-from meshmend.train.state.state_tree import ARRAYS, Array, Framework
+from meshmend.train.state.state_tree import ARRAYS, Array, Bytes, Framework
 
 _STATISTICS: Final = "batch_stats"  # the collection of flax's batch normalisation
 _NO_STATISTICS: Final = (

@@ -55,7 +55,6 @@ from meshmend.train.core.worker_environment import (
 from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.data.random_numbers import RandomNumbers
 from meshmend.train.data.samples import Indices, Share
-from meshmend.train.state.state_tree import Framework
 from meshmend.train.state.torch_state import TORCH
 from meshmend.train.torch.built_objects import Build, BuiltObjects
 from meshmend.train.torch.group_meeting import MEETING_SUM, PresentGroup, groups_of_ours
@@ -486,7 +485,7 @@ class ElasticGroup:
         client.set_fingerprint(self._fingerprint())
         exchange = exchange_of(self._environment)
         exchange.on_interrupt = self._present.interrupt
-        whole = StateTransfer(self, exchange)
+        whole = StateTransfer(self, exchange, TORCH)
         transfer = whole if self._tile is None else self._part_transfer(self._tile, whole, exchange)
         loop = WorkerLoop(
             self._environment.chip,
@@ -703,7 +702,7 @@ class ElasticGroup:
 
         share = None if shares is None else receive_shares
         return PartTransfer(
-            self.chip, tile.shape, whole, settle=self.settle, take=self.take_state, share=share
+            tile.shape, whole, settle=self.settle, take=self.take_state, share=share
         )
 
     # The methods that `StateTransfer` calls: this class is its `TransferredReplica`.
@@ -712,11 +711,6 @@ class ElasticGroup:
     def chip(self) -> Chip:
         """The chip of this worker."""
         return self._environment.chip
-
-    @property
-    def framework(self) -> Framework:
-        """How the state becomes bytes."""
-        return TORCH
 
     def state(self) -> dict[str, Any]:
         """Return the states of all objects at this step; their tensors are those of the objects."""

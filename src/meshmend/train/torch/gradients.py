@@ -18,7 +18,6 @@ in all generations. The last bucket is summed when the step ends, and also holds
 from collections.abc import Container
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -26,9 +25,8 @@ from meshmend.errors import InputError
 from meshmend.planning.plan_request import SumSizes
 from meshmend.train.core.step_sums import BUFFER
 from meshmend.train.state.digest import hash_bytes
+from meshmend.train.state.state_tree import Bytes
 from meshmend.train.torch.buckets import bucket_layout, bucket_of, trained_parameters
-
-Bytes = NDArray[np.uint8]
 
 # The loss, the weight, the weight again if the sums are to be divided by it, the stop, the norm to
 # clip to, and whether there is one.

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from meshmend.errors import InputError
+from meshmend.torch.call_arguments import dist
 from meshmend.train.sharding.sharded_optimizers import ShardedOptimizers
 from meshmend.train.state.fingerprint import parameter_words
 from meshmend.train.state.state_tree import map_state
@@ -23,9 +23,6 @@ from meshmend.train.torch.local_tensors import as_tensor_like, is_dtensor, local
 from meshmend.train.torch.loop_state import Stateful, is_scheduled
 from meshmend.train.torch.optimizers import load_optimizer, parameters_of
 from meshmend.train.torch.state_before import StateBefore, is_scaler
-
-# torch's stubs lack half of what c10d offers.
-dist: Any = torch.distributed
 
 
 class GroupState:

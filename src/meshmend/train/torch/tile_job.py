@@ -24,10 +24,10 @@ from types import TracebackType
 from typing import Any, cast
 
 import torch
-import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from meshmend.errors import InputError, hides_frames
+from meshmend.torch.call_arguments import dist
 from meshmend.torch.tile_groups import tiles
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.sample_source import JobData
@@ -43,9 +43,6 @@ from meshmend.train.torch.loop_state import Stateful
 
 TILE_AXES = ("replicate", "shard")
 BuildOn = Callable[[DeviceMesh], Sequence[Stateful]]
-
-# torch's stubs lack half of what c10d offers.
-dist: Any = torch.distributed
 
 
 class TileJob:
