@@ -128,7 +128,7 @@ def count_as_slow(job: Any, ends: list[list[int]]) -> None:
     slow, n_looks = [tuple(end) for end in ends], itertools.count(1)
 
     def counted() -> dict[int, tuple[int, int]]:
-        look, mine = next(n_looks), job._core.chip
+        look, mine = next(n_looks), job._core._environment.chip
         return {
             seat: (10**9 * look, 10**9 * look * (4 if {mine, chip} == set(slow) else 1))
             for chip, seat in exchange._seats.items()
@@ -139,7 +139,7 @@ def count_as_slow(job: Any, ends: list[list[int]]) -> None:
 
 def write_known_speeds(folder: Path, job: Any) -> None:
     """Write down the speeds that a chip knows at the beginning of a step, and its plans' speeds."""
-    exchange, chip = job._core._exchange, ",".join(map(str, job._core.chip))
+    exchange, chip = job._core._exchange, ",".join(map(str, job._core._environment.chip))
     with (folder / f"speeds.{chip}").open("a") as file:
         planned = " ".join(map(str, sorted(exchange.mesh.slow)))
         generation, known = exchange.generation_number, job._core._watch.found("")

@@ -539,11 +539,6 @@ class JobCore:
 
     # The methods that `StateTransfer` calls: this class is its `TransferredReplica`.
 
-    @property
-    def chip(self) -> Chip:
-        """The chip of this worker."""
-        return self._environment.chip
-
     def begin_overwriting(self, step: int) -> bool:
         """Whether the state that comes may be written over this chip's own, before all has come.
 

@@ -83,7 +83,7 @@ class LinkWatch:
         it has until there are some for the speeds that are known now.
         """
         exchange, reports = self._exchange, list[FabricMeasured | LinkSlow | LinkRestored]()
-        chip = exchange.members[exchange.rank]
+        chip = exchange.chip
         if self._speeds is None:
             self._speeds = LinkSpeeds(exchange.mesh, known)
             if not any(has for (has,) in exchange.gather_numbers([self._has_measured])):

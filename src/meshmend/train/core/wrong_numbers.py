@@ -28,10 +28,6 @@ class CheckedJob(Protocol):
     """What the checks ask of their job; `JobCore` is such."""
 
     @property
-    def chip(self) -> Chip:
-        """The chip of this worker."""
-
-    @property
     def chips(self) -> tuple[Chip, ...]:
         """The chips that train now."""
 
@@ -72,7 +68,6 @@ class WrongNumbers:
         self._comparison = StateComparison(
             learner,
             exchange,
-            job.chip,
             every=settings.compare_every,
             more=job.compared_progress,
             mend=self._mend if mends else None,
@@ -152,13 +147,13 @@ class WrongNumbers:
         self._exchange.transport.sum_payloads()
         number, chips = self._loop.number, self._job.chips
         step = self._job.step_number + 1
-        if finding.sums is not None and self._job.chip == chips[0]:
+        if finding.sums is not None and self._exchange.chip == chips[0]:
             among = tuple(chips[rank] for rank in finding.sums)
-            coordinator_client().report(WrongSum(self._job.chip, step, among))
+            coordinator_client().report(WrongSum(self._exchange.chip, step, among))
         if not finding.wrong:
             return
         wrong = [chips[rank] for rank in finding.wrong]
-        if self._job.chip == next(chip for chip in chips if chip not in wrong):
+        if self._exchange.chip == next(chip for chip in chips if chip not in wrong):
             self._report(finding, wrong, step)
         if self._policy == STOP:
             self._stop_for(wrong, step)
@@ -178,7 +173,7 @@ class WrongNumbers:
                 step,
                 where,
                 self.right_until,
-                self._job.chip,
+                self._exchange.chip,
                 parameters=names[:MOST_NAMES],
                 n_parameters=len(names),
             )
@@ -199,7 +194,7 @@ class WrongNumbers:
 
     def set_aside(self) -> None:
         """Let no job read the checkpoints that may hold wrong numbers."""
-        if self._job.chip == self._job.chips[0] and self.right_until is not None:
+        if self._exchange.chip == self._job.chips[0] and self.right_until is not None:
             self._saving.set_aside(self.right_until)
 
     def restored(self, step: int) -> None:

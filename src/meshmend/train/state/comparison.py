@@ -81,14 +81,14 @@ class StateComparison:
         self,
         learner: Learner,
         exchange: Exchange,
-        chip: Chip,
         *,
         every: int,
         more: Callable[[], Mapping[str, str]] = dict,
         mend: Mend | None = None,
         seen: Callable[[], Seen | None] = lambda: None,
     ) -> None:
-        self._learner, self._exchange, self._chip, self._every = learner, exchange, chip, every
+        self._learner, self._exchange, self._every = learner, exchange, every
+        self._chip = exchange.chip
         self._more, self._mend, self._seen = more, mend, seen
         self._strange: tuple[Chip, ...] = ()  # in the comparison before
         self._digests: BegunDigests | None = None  # of the state that is to be compared

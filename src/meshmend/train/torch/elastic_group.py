@@ -42,7 +42,7 @@ from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.membership.messages import FRESH
 from meshmend.planning.catalogue import fabric_in
 from meshmend.planning.plan_request import SumSizes
-from meshmend.topology.failures import Chip, format_shape
+from meshmend.topology.failures import format_shape
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.link_watch import LinkWatch
 from meshmend.train.core.state_transfer import PartTransfer, StateTransfer
@@ -365,8 +365,9 @@ class ElasticGroup:
         """
         if self._joined is None or self.is_over or self.is_in_block:
             return
+        chip = self._environment.chip
         sys.stderr.write(  # on a line of its own, whatever the loop has begun to print
-            f"\nmeshmend: chip {self.chip} has left its loop after step {self.step_number} of "
+            f"\nmeshmend: chip {chip} has left its loop after step {self.step_number} of "
             f"{n_steps}, by a break or an exception; the chips that stay train on without it. To "
             "end a job early, let all chips do nothing in the steps that are left\n"
         )
@@ -680,7 +681,7 @@ class ElasticGroup:
         assert self._tile is not None
         if self._tile.settle(self._loop, self._step, step):
             self._count(step, self._loop.number)
-        assert self.step_number == step, f"chip {self.chip} has no state of step {step}"
+        assert self.step_number == step, f"this chip has no state of step {step}"
 
     def _save(self, tile: TileReplica, loop: WorkerLoop) -> None:
         assert loop.generation is not None
@@ -706,11 +707,6 @@ class ElasticGroup:
         )
 
     # The methods that `StateTransfer` calls: this class is its `TransferredReplica`.
-
-    @property
-    def chip(self) -> Chip:
-        """The chip of this worker."""
-        return self._environment.chip
 
     def state(self) -> dict[str, Any]:
         """Return the states of all objects at this step; their tensors are those of the objects."""
