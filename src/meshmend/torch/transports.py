@@ -63,8 +63,8 @@ class MessageTransport:
         self._connected: set[int] = set()
         self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
-    def run(self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0) -> None:
-        """Run a task in place in a flat tensor: send and receive its messages.
+    def start(self, task: Task, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
+        """Run a task in place in a flat tensor, one at a time; return what is left to do: nothing.
 
         Raises:
             PeerLostError: a message failed. StoppedError: `interrupt` was called.
@@ -91,12 +91,6 @@ class MessageTransport:
             if isinstance(what, Exception):
                 raise PeerLostError(f"a message of rank {self._rank} failed: {what}")
             run.take(key, what)
-
-    def start(
-        self, task: Task, flat: torch.Tensor, *, timeout_s: float = 1800.0
-    ) -> Callable[[], None]:
-        """Run a task, one at a time; return what there is left to do: nothing."""
-        self.run(task, flat, timeout_s=timeout_s)
         return lambda: None
 
     def work_done(self) -> Mapping[int, tuple[int, int]]:

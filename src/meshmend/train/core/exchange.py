@@ -57,10 +57,6 @@ class PendingSum(Protocol):
     When one sum of a generation fails, all that are in flight fail.
     """
 
-    @property
-    def is_done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
-
     def wait(self) -> None:
         """Return when the payload is the sum; raise what `Exchange.sum` raises."""
 
@@ -516,8 +512,6 @@ class Spreading:
 
 class FinishedSum:
     """A sum that needed no other chip."""
-
-    is_done = True
 
     def wait(self) -> None:
         """Return at once."""
