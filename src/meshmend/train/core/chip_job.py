@@ -16,6 +16,7 @@ class ChipJob:
 
     _core: JobCore
     _learner: Learner
+    steps: int
 
     @property
     def step_number(self) -> int:
@@ -51,6 +52,10 @@ class ChipJob:
     def is_leader(self) -> bool:
         """Whether this chip has rank 0: use it to print or plot once, not on every chip."""
         return self._core.is_leader
+
+    def __len__(self) -> int:
+        """Return the number of steps of the whole job, however many are done."""
+        return self.steps
 
     def stop(self) -> None:
         """End the job early: all chips stop after the same step.

@@ -172,10 +172,6 @@ class JaxJob(ChipJob):
         """Replace it, on all chips alike."""
         self._learner.opt_state = opt_state
 
-    def __len__(self) -> int:
-        """Return the number of steps of the whole job, however many are done."""
-        return self.steps
-
     def __iter__(self) -> Iterator[Tree]:
         """Yield this chip's samples, step by step, until all steps are done on all chips.
 

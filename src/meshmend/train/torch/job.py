@@ -156,10 +156,6 @@ class Job(ChipJob):
         """The norm of the last gradients that `clip_grad_norm` was called for, before clipping."""
         return self._learner.norm
 
-    def __len__(self) -> int:
-        """Return the number of steps of the whole job, however many are done."""
-        return self.steps
-
     def __iter__(self) -> Iterator[Any]:
         """Yield this chip's samples, step by step, until all steps are done on all chips.
 

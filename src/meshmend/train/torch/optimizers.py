@@ -126,11 +126,10 @@ class SteppedOptimizers:
         """
         states = {"": state} if list(self._optimizers) == [""] else state
         for name, optimizer in self._optimizers.items():
-            if name not in self._masters:
-                check_no_masters(states[name]["state"].values())
             if name in self._masters:
                 self._masters[name].load_state_dict(states[name])
             else:
+                check_no_masters(states[name]["state"].values())
                 load_optimizer(optimizer, states[name], keeps_types=keeps_types)
 
     def n_state_bytes(self) -> int:
