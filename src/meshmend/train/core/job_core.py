@@ -22,7 +22,6 @@ from meshmend.membership.faults.fault import Moment, Part
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.job import JobFingerprint
 from meshmend.membership.messages import FRESH
-from meshmend.planning.catalogue import fabric_in
 from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import Chip
 from meshmend.train.core.bit_flips import BitFlips
@@ -119,15 +118,7 @@ class JobCore:
             self._sums = StepSums(learner, None, self._before_sum)
         else:
             _claim_process()
-            sums = self._environment.sums
-            fabric = fabric_in(sums.planned_algorithm)
-            told = structs.replace(
-                fingerprint(),
-                watch_links=sums.watch_links,
-                fabric=fabric.name if fabric else "",
-                algorithm=sums.planned_algorithm,
-                mesh=str(self._environment.whole),
-            )
+            told = structs.replace(fingerprint(), **self._environment.sums_in_words())
             coordinator_client().set_fingerprint(told)
             self._sums = self._join(make_sharding)
 

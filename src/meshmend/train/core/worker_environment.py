@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from msgspec import structs
@@ -24,6 +25,7 @@ from meshmend.membership.events import WriteFailed
 from meshmend.membership.faults.fault import Fault, parse_fault
 from meshmend.membership.messages import Status
 from meshmend.membership.status_responder import StatusResponder
+from meshmend.planning.catalogue import fabric_in
 from meshmend.planning.environment import Environment
 from meshmend.planning.settings import Settings
 from meshmend.topology.failures import Chip, board_shape
@@ -53,6 +55,17 @@ class WorkerEnvironment:
     faults: tuple[Fault, ...] = ()
     board: tuple[int, ...] = (1,)
     settings: RunConfig = field(default_factory=RunConfig)
+
+    def sums_in_words(self) -> dict[str, Any]:
+        """Return what a job's fingerprint says of its sums: all chips must make the same plans."""
+        algorithm = self.sums.planned_algorithm
+        fabric = fabric_in(algorithm)
+        return {
+            "watch_links": self.sums.watch_links,
+            "fabric": fabric.name if fabric else "",
+            "algorithm": algorithm,
+            "mesh": str(self.whole),
+        }
 
     def run_id(self) -> str:
         """Return a name of this run, the same on all its workers; that of a lone one is random.

@@ -40,7 +40,6 @@ from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.generation import Generation
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.membership.messages import FRESH
-from meshmend.planning.catalogue import fabric_in
 from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import format_shape
 from meshmend.train.core.exchange import Exchange
@@ -505,8 +504,6 @@ class ElasticGroup:
         parameters, classes = self._step.state.words()
         terms, tile = self._record.terms, self._tile
         is_shared = tile is not None and tile.shares is not None
-        algorithm = self._environment.sums.planned_algorithm
-        fabric = fabric_in(algorithm)
         return JobFingerprint(
             version=__version__,
             steps=terms.steps if terms else 0,
@@ -519,10 +516,7 @@ class ElasticGroup:
             samples=terms.samples() if terms else NOT_COMPARED,
             framework="torch, with a process group",
             tile="" if tile is None else format_shape(tile.shape),
-            fabric=fabric.name if fabric else "",
-            algorithm=algorithm,
-            mesh=str(self._environment.whole),
-            watch_links=self._environment.sums.watch_links,
+            **self._environment.sums_in_words(),
         )
 
     def _is_outdated(self) -> bool:
