@@ -39,7 +39,7 @@ from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.fingerprint import job_fingerprint, parameter_words, sample_words
 from meshmend.train.state.resume import Resume
-from meshmend.train.state.state_tree import ARRAYS, Array, Bytes, map_state
+from meshmend.train.state.state_tree import ARRAYS, Bytes, map_state
 
 # What the programs of earlier jobs of this process have read; a notebook may make several jobs.
 _outside_of: WeakKeyDictionary[JaxProgram, OutsideValues] = WeakKeyDictionary()
@@ -263,13 +263,7 @@ def jax_fingerprint(learner: JaxLearner, dataset: Any, settings: JobSettings) ->
     return job_fingerprint(
         settings,
         framework="jax",
-        model=_words(state["model"]),
-        optimizer=f"optax with {_words(state['optimizer'])}",
+        model=parameter_words(state["model"]),
+        optimizer=f"optax with {parameter_words(state['optimizer'])}",
         samples=sample_words(dataset, packed),
-    )
-
-
-def _words(arrays: dict[str, Array]) -> str:
-    return parameter_words(
-        {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
     )

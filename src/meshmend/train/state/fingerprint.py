@@ -6,6 +6,7 @@ Samples are not compared if they cannot be hashed, or if reading them twice give
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import meshmend
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
 from meshmend.train.core.job_settings import JobSettings
 from meshmend.train.data.random_numbers import seeded
-from meshmend.train.state.state_tree import Bytes, RawArray
+from meshmend.train.state.state_tree import Bytes, RawArray, map_state
 
 _SEED: Final = 1  # of samples that draw random numbers, so that all workers draw the same
 _N_SAMPLES: Final = 3  # the first, the last, and one in the middle
@@ -42,10 +43,12 @@ def job_fingerprint(
     )
 
 
-def parameter_words(parameters: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+def parameter_words(parameters: Mapping[str, Any]) -> str:
     """Return counts and a digest of the types and shapes of parameters, given by their names."""
-    described = [(name, *each) for name, each in sorted(parameters.items())]
-    n_elements = sum(int(np.prod(shape)) for _, shape in parameters.values())
+    described = [
+        (name, str(each.dtype), tuple(each.shape)) for name, each in sorted(parameters.items())
+    ]
+    n_elements = sum(math.prod(shape) for _, _, shape in described)
     digest = _digest(json.dumps(described).encode())
     return f"{len(parameters)} parameters of {n_elements} elements (digest {digest})"
 
@@ -67,21 +70,15 @@ def sample_words(dataset: Any, packed: Callable[[Any], Bytes]) -> str:
 
 def _digest_of_samples(dataset: Any, indices: list[int], packed: Callable[[Any], Bytes]) -> str:
     with seeded(_SEED):
-        return _digest(packed([_described(dataset[index]) for index in indices]).data)
+        return _digest(packed(map_state(_plain, [dataset[index] for index in indices])).data)
 
 
-def _described(sample: Any) -> Any:
-    """Return a sample with NumPy's values as `RawArray` and bytes as text."""
-    if isinstance(sample, np.ndarray | np.generic):
-        array = np.ascontiguousarray(sample)
-        return RawArray.of(str(array.dtype), np.shape(sample), array.reshape(-1).view(np.uint8))
-    if isinstance(sample, bytes):
-        return sample.hex()
-    if isinstance(sample, dict):
-        return {key: _described(value) for key, value in sample.items()}
-    if isinstance(sample, list | tuple):
-        return [_described(value) for value in sample]
-    return sample
+def _plain(leaf: Any) -> Any:
+    """Return a value of NumPy as `RawArray`, and bytes as text."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        array = np.ascontiguousarray(leaf)
+        return RawArray.of(str(array.dtype), np.shape(leaf), array.reshape(-1).view(np.uint8))
+    return leaf.hex() if isinstance(leaf, bytes) else leaf
 
 
 def _digest(data: bytes | memoryview) -> str:

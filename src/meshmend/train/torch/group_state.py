@@ -76,7 +76,7 @@ class GroupState:
     def words(self) -> tuple[str, str]:
         """Return what must be equal on all chips: of the parameters, and of the classes."""
         parameters = {
-            f"{at}.{name}": (str(parameter.dtype), tuple(parameter.shape))
+            f"{at}.{name}": parameter
             for at, module in enumerate(self._modules())
             for name, parameter in module.named_parameters()
         }

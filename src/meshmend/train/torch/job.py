@@ -309,13 +309,10 @@ def fingerprint_of(
     words = ", ".join(_optimizer_words(each) for each in optimizers_of(optimizer).values())
     sharded = f"sharded by {', '.join(mirror_domains)}: " if mirror_domains else ""
     kinds = sharded + "master weights of " * has_masters
-    parameters = {
-        name: (str(each.dtype), tuple(each.shape)) for name, each in model.named_parameters()
-    }
     return job_fingerprint(
         settings,
         framework="torch",
-        model=parameter_words(parameters),
+        model=parameter_words(dict(model.named_parameters())),
         optimizer=kinds + words,
         samples=sample_words(dataset, TORCH.packed),
     )
