@@ -88,20 +88,16 @@ class HostPlanner:
         if self.folder is None or not self._is_first or mesh.n_live == 1:
             self._kill()
             return
-        settings = self._settings
         distinct_hosts = list(dict.fromkeys(hosts))
-        request = PlanRequest(mesh, settings.board, settings.algorithm, tuple(sums))
         # Each host begins with other losses, so that hosts with a common folder share the work.
-        begin = distinct_hosts.index(this_host) / len(distinct_hosts)
-        self._give(PlanTask(str(self.folder), request, begin=begin))
+        self._give(mesh, sums, begin=distinct_hosts.index(this_host) / len(distinct_hosts))
 
     def plan_for(self, mesh: Mesh, sums: SumSizes) -> None:
         """Plan sums for a mesh now, and after that for the failures that may come next."""
         if self.folder is None:
             return
         self._is_first = True
-        request = PlanRequest(mesh, self._settings.board, self._settings.algorithm, tuple(sums))
-        self._give(PlanTask(str(self.folder), request))
+        self._give(mesh, sums)
 
     def close(self) -> None:
         """Stop planning, because the job is over; delete a scratch folder."""
@@ -111,8 +107,11 @@ class HostPlanner:
         if self._settings.is_scratch and self._is_first and self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _give(self, task: PlanTask) -> None:
+    def _give(self, mesh: Mesh, sums: SumSizes, *, begin: float = 0.0) -> None:
         """Give a task to the process; if there is none, or it has ended, start one."""
+        settings = self._settings
+        request = PlanRequest(mesh, settings.board, settings.algorithm, tuple(sums))
+        task = PlanTask(str(self.folder), request, begin=begin)
         if self._process is not None:
             with suppress(OSError):
                 self._process.plan(task)
