@@ -67,6 +67,17 @@ class _Told:
     seen: Seen | None
 
 
+@dataclass(frozen=True)
+class _Difference:
+    """What the states of chips differ in after a step, and since when."""
+
+    step: int
+    since: int | None  # the last step after which all were equal
+    names: tuple[str, ...]
+    strange: tuple[Chip, ...]  # that differ from most others
+    n_most: int  # how many have the same state
+
+
 Mend = Callable[[int, Sequence[Chip]], None]  # gives the state of some chips to all others
 
 
@@ -157,9 +168,12 @@ class StateComparison:
             since = max(known, default=None)
             words = [*shares, *self._different_parts(all_parts)]
             before = {chip for each in found for chip in each.strange}
-            compared = self._mended(step, since, chips, totals, words, before)
+            (most, n_most), *_ = Counter(totals).most_common()
+            strange = [chip for chip, each in zip(chips, totals, strict=True) if each != most]
+            difference = _Difference(step, since, tuple(words), tuple(strange), n_most)
+            compared = self._mended(difference, chips, before)
             if compared is None or shares:
-                self._raise(step, since, chips, totals, words)
+                self._raise(difference, chips)
             return compared
         self._strange = ()
         self._generation, self._last_equal = self._exchange.generation_number, step
@@ -197,34 +211,26 @@ class StateComparison:
             self._exchange.gather_numbers([event.step])
 
     def _mended(
-        self,
-        step: int,
-        since: int | None,
-        chips: Sequence[Chip],
-        totals: Sequence[str],
-        names: Sequence[str],
-        before: Collection[Chip],
+        self, found: _Difference, chips: Sequence[Chip], before: Collection[Chip]
     ) -> Compared | None:
         """Give chips that differ the state of most others; None if there are no such others.
 
         Those that have differed `before` are wrong, and keep what they have.
         """
-        (most, n_most), *_ = Counter(totals).most_common()
-        if self._mend is None or 2 * n_most <= len(chips):
+        if self._mend is None or 2 * found.n_most <= len(chips):
             return None
-        by_chip = dict(zip(chips, totals, strict=True))
-        right = [chip for chip in chips if by_chip[chip] == most]
-        self._strange = tuple(chip for chip in chips if by_chip[chip] != most)
-        wrong = tuple(chip for chip in self._strange if chip in before)
+        self._strange = found.strange
+        wrong = tuple(chip for chip in found.strange if chip in before)
         if wrong:
             return Compared((), wrong=wrong)
-        self._mend(step, right)
+        right = [chip for chip in chips if chip not in found.strange]
+        self._mend(found.step, right)
         if right[0] == self._chip:
-            for chip in self._strange:
-                few = tuple(names[:MOST_NAMES])
-                event = StateMended(chip, step, few, len(names), since, self._chip)
+            few, n_names = found.names[:MOST_NAMES], len(found.names)
+            for chip in found.strange:
+                event = StateMended(chip, found.step, few, n_names, found.since, self._chip)
                 coordinator_client().report(event)
-        return Compared((), mended=self._strange)
+        return Compared((), mended=found.strange)
 
     def _different_parts(self, by_rank: Sequence[Mapping[str, str]]) -> list[str]:
         """Return the names of the parts that are not equal on all chips.
@@ -244,22 +250,13 @@ class StateComparison:
                     plain.append(f"{shown} ({values[0]} against {other})")
         return [*plain, *arrays]
 
-    def _raise(
-        self,
-        step: int,
-        since: int | None,
-        chips: Sequence[Chip],
-        totals: Sequence[str],
-        names: Sequence[str],
-    ) -> None:
-        (most, n_most), *_ = Counter(totals).most_common()
-        strange = [chip for chip, total in zip(chips, totals, strict=True) if total != most]
-        few = tuple(names[:MOST_NAMES])
-        event = StatesDiffer(self._chip, step, tuple(strange), few, len(names), since)
-        self._tell_all(event, chips)
-        is_majority = 2 * n_most > len(chips)
-        who = ", ".join(f"chip {chip}" for chip in strange) or "a chip and its mirror"
-        against = f"the other {counted(n_most, 'chip')}" if is_majority else "the others"
+    def _raise(self, found: _Difference, chips: Sequence[Chip]) -> None:
+        step, since, names = found.step, found.since, found.names
+        few = names[:MOST_NAMES]
+        self._tell_all(StatesDiffer(self._chip, step, found.strange, few, len(names), since), chips)
+        is_majority = 2 * found.n_most > len(chips)
+        who = ", ".join(f"chip {chip}" for chip in found.strange) or "a chip and its mirror"
+        against = f"the other {counted(found.n_most, 'chip')}" if is_majority else "the others"
         equal = "they were never compared before" if since is None else f"equal after step {since}"
         raise ReplicasDifferError(
             f"the states of the chips differ after step {step} ({equal}): {who} against {against}, "
