@@ -434,7 +434,7 @@ def test_a_chip_that_sees_a_checkpoint_later_than_the_others_waits_for_it_or_is_
 
     second = run(path)
 
-    assert late.exists() == comes
+    assert late.exists() == comes, second.stderr
     (found,) = re.findall(r"loss (\S+)", second.stdout)
     assert float(found) == pytest.approx(undisturbed_loss(tmp_path), rel=0, abs=1e-9)
     if comes:
