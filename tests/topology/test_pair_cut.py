@@ -1,5 +1,7 @@
 """The bound of an all-to-all: equal to the exact multi-commodity flow wherever that is computed."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import scipy.sparse as sparse
@@ -73,6 +75,17 @@ def test_a_hole_makes_the_cut_beside_it_bind() -> None:
     assert (found.sides, found.links) == ((28, 32), 6)
     assert found.blocks == pytest.approx(28 * 32 / 6)
     assert words.endswith("by bandwidth: 28 and 32 chips exchange blocks over 6 links")
+
+
+def test_a_long_ring_is_cut_at_every_place_in_little_memory() -> None:
+    """A ring of 2000 chips took four gigabytes, for the sides of two million cuts."""
+    tracemalloc.start()
+    found = pair_cut(Mesh((600,), wrap=(True,)).without("3"))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert (found.blocks, found.links) == (299 * 300, 1)
+    assert peak_bytes < 30e6
 
 
 def test_one_chip_exchanges_nothing() -> None:

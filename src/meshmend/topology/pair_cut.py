@@ -56,8 +56,7 @@ def pair_cut(mesh: Mesh) -> PairCut:
     neighbors = mesh.neighbor_ranks
     speeds = np.where(neighbors >= 0, mesh.port_speeds, 0.0)
     best, worst_side = _mean_way(mesh, speeds), None
-    sides = sorted(_first_sides(mesh), key=lambda side: -_blocks(neighbors, speeds, side))
-    for side in sides[:_CLIMBED]:
+    for side in _first_sides(mesh, speeds):
         _climb(neighbors, speeds, side)
         if (blocks := _blocks(neighbors, speeds, side)) > best:
             best, worst_side = blocks, side
@@ -73,16 +72,26 @@ def _mean_way(mesh: Mesh, speeds: NDArray[np.float64]) -> float:
     return hops / float(speeds.sum())
 
 
-def _first_sides(mesh: Mesh) -> Iterator[_Side]:
-    """Yield runs of neighbouring lines of each axis, and the chip with the fewest links."""
-    places = np.array(mesh.live)
+def _first_sides(mesh: Mesh, speeds: NDArray[np.float64]) -> Iterator[_Side]:
+    """Yield the worst of all runs of neighbouring lines, and of the chip with the fewest links."""
+    cuts: list[tuple[float, int, int, int]] = []  # blocks, axis, first line, lines
     for axis, (size, wraps) in enumerate(zip(mesh.shape, mesh.wrap, strict=True)):
+        at, up = mesh.coordinates[:, axis], speeds[:, 2 * axis + 1]
+        n_on_line, capacity = np.bincount(at, minlength=size), np.bincount(at, up, minlength=size)
         for first in range(size if wraps else 1):
-            for length in range(1, size // 2 + 1 if wraps else size):
-                side = (places[:, axis] - first) % size < length
-                if 0 < side.sum() < len(side):
-                    yield side
-    yield np.arange(mesh.n_live) == np.argmin((mesh.neighbor_ranks >= 0).sum(axis=1))
+            n_inside = np.cumsum(np.roll(n_on_line, -first))[: size // 2 if wraps else size]
+            cut = np.roll(capacity, -first)[: len(n_inside)]
+            n_pairs = n_inside * (mesh.n_live - n_inside)
+            blocks = n_pairs / np.where(n_pairs, cut + capacity[first - 1] * wraps, 1.0)
+            worst = np.argsort(-blocks, kind="stable")[:_CLIMBED].tolist()
+            cuts += [(blocks[each], axis, first, each + 1) for each in worst if blocks[each]]
+    loneliest = np.arange(mesh.n_live) == np.argmin((speeds > 0).sum(axis=1))
+    cuts.append((_blocks(mesh.neighbor_ranks, speeds, loneliest), -1, 0, 0))
+    for _, axis, first, length in sorted(cuts, key=lambda cut: -cut[0])[:_CLIMBED]:
+        if axis < 0:
+            yield loneliest
+        else:
+            yield (mesh.coordinates[:, axis] - first) % mesh.shape[axis] < length
 
 
 @kernel
