@@ -222,8 +222,8 @@ def blocks_of(chips: Collection[Chip]) -> tuple[Block, ...]:
             continue
         block = Block((1,) * len(chip), chip)
         for axis in reversed(range(len(chip))):
-            while uncovered.issuperset((grown := _longer(block, axis)).chips()):
-                block = grown
+            while uncovered.issuperset(_beyond(block, axis).chips()):
+                block = _longer(block, axis)
         uncovered.difference_update(block.chips())
         blocks.append(block)
     return tuple(blocks)
@@ -232,6 +232,15 @@ def blocks_of(chips: Collection[Chip]) -> tuple[Block, ...]:
 def _longer(block: Block, axis: int) -> Block:
     shape = block.shape
     return Block((*shape[:axis], shape[axis] + 1, *shape[axis + 1 :]), block.origin)
+
+
+def _beyond(block: Block, axis: int) -> Block:
+    """Return the chips that a block gains where it grows by one along an axis."""
+    shape, at = block.shape, block.origin
+    return Block(
+        (*shape[:axis], 1, *shape[axis + 1 :]),
+        (*at[:axis], at[axis] + shape[axis], *at[axis + 1 :]),
+    )
 
 
 def _chip(text: str) -> Chip:
