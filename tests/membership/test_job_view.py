@@ -233,3 +233,22 @@ def test_chips_and_links_are_slow_until_they_are_restored_or_gone() -> None:
     assert view.slow() == (SlowPart("chip 0,2", 0.5), slow)
     view.take(2.0, LinkRestored("link:0,0-0,1", 1.0, 3))
     assert view.slow() == (SlowPart("chip 0,2", 0.5),)
+
+
+def test_a_fault_that_is_over_costs_nothing_with_each_step_that_follows() -> None:
+    """A job of a thousand chips tells of a thousand first steps after each of its faults."""
+    n_looks = 0
+
+    class Watched(Recovery):
+        def __getattribute__(self, name: str) -> object:
+            nonlocal n_looks
+            n_looks += 1
+            return super().__getattribute__(name)
+
+    view = JobView()
+    view.measure(Watched("kill 0,3", 20, at=10.0, is_quiet=True))
+    assert taken(view, stepped(0, 10.1), stepped(1, 10.2)) == ["kill 0,3"]
+    n_looks = 0
+
+    assert taken(view, *(stepped(0, 11.0 + number) for number in range(100))) == []
+    assert n_looks == 0

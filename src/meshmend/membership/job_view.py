@@ -159,6 +159,7 @@ class JobView:
         self._timer = _ChangeTimer()
         self._measured = _Recoveries()
         self._told: list[Recovery] = []
+        self._told_open: dict[tuple[str, int | None], list[Recovery]] = {}  # not recovered from
         self._recovered: list[Recovery] = []  # those that were told, as they ended
 
     def take(self, clock: float, event: Event, *, now: float | None = None) -> Ends:
@@ -304,21 +305,21 @@ class JobView:
         """Follow faults that somebody else measures, as the readers of `events.jsonl` do."""
         match event:
             case events.FaultHappened():
-                fault = Recovery(event.fault, event.at_step, clock, event.kind, event.chips)
-                self._told.append(fault)
+                self._tell(Recovery(event.fault, event.at_step, clock, event.kind, event.chips))
             case events.FaultRecovered():
-                is_same = (
-                    fault
-                    for fault in self._told
-                    if (fault.fault, fault.at_step) == (event.fault, event.at_step)
-                    and fault.recovered_s is None
-                )
-                at = max(0.0, clock - (event.recovered_s or 0.0))
-                unknown = Recovery(event.fault, event.at_step, at, event.kind, event.chips)
-                if (found := next(is_same, None)) is None:
-                    self._told.append(found := unknown)
+                key = (event.fault, event.at_step)
+                if not self._told_open.get(key):
+                    at = max(0.0, clock - (event.recovered_s or 0.0))
+                    self._tell(Recovery(*key, at, event.kind, event.chips))
+                found = self._told_open[key][0]
                 found.told = event
+                if event.recovered_s is not None:
+                    del self._told_open[key][0]
                 self._recovered.append(found)
+
+    def _tell(self, fault: Recovery) -> None:
+        self._told.append(fault)
+        self._told_open.setdefault((fault.fault, fault.at_step), []).append(fault)
 
 
 class _ChangeTimer:
@@ -379,6 +380,7 @@ class _Recoveries:
     """
 
     faults: list[Recovery] = field(default_factory=list)
+    _unfinished: list[Recovery] = field(default_factory=list)  # of the faults; few of many
     _generation: int = 0
     _members: frozenset[Chip] = frozenset()
     _expected: set[Chip] = field(default_factory=set)
@@ -390,10 +392,16 @@ class _Recoveries:
         if fault.victims and self._members and not fault.victims & self._members:
             fault.is_quiet = True
         self.faults.append(fault)
+        self._unfinished.append(fault)
 
     def open(self) -> list[Recovery]:
         """Return the faults that the job has not recovered from."""
-        return [fault for fault in self.faults if fault.recovered is None and not fault.is_quiet]
+        return [fault for fault in self._going_on() if not fault.is_quiet]
+
+    def _going_on(self) -> list[Recovery]:
+        """Return the faults without an end, the quiet ones too."""
+        self._unfinished = [fault for fault in self._unfinished if fault.recovered is None]
+        return self._unfinished
 
     def handle(self, clock: float, event: Event) -> list[Recovery]:
         """Handle an event of the coordinator; return the faults that are recovered with it."""
@@ -413,11 +421,7 @@ class _Recoveries:
 
     def _end_quiet(self, at: float) -> list[Recovery]:
         """Count the quiet faults before this time as recovered: a worker has worked since."""
-        quiet = [
-            fault
-            for fault in self.faults
-            if fault.is_quiet and fault.recovered is None and at > fault.at
-        ]
+        quiet = [fault for fault in self._going_on() if fault.is_quiet and at > fault.at]
         for fault in quiet:
             fault.detected = fault.recovered = at
         return quiet
