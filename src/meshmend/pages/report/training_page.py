@@ -464,9 +464,9 @@ def _chips_strip(run: TrainingRun, across: Span, down: Span, top: float) -> list
 def _fewer_chips(run: TrainingRun, across: Span, top: float, height: float) -> list[str]:
     most = max(run.chips, default=0)
     marks = []
-    for index, generation in enumerate(run.generations):
-        later = run.generations[index + 1 :]
-        until = later[0].step if later else max(run.n_done, generation.step)
+    last = run.generations[-1].step if run.generations else 0
+    ends = [*(each.step for each in run.generations[1:]), max(run.n_done, last)]
+    for generation, until in zip(run.generations, ends, strict=False):
         if len(generation.chips) < most:
             look = {"class": "fewer", "fill": _SHADE}
             marks.append(box(across.at(generation.step), across.at(until), top, height, look))
@@ -519,9 +519,9 @@ def lanes(mesh: Mesh, tile: str = "") -> tuple[Lane, ...]:
 
 def periods(run: TrainingRun) -> Iterator[tuple[RunGeneration, float, float]]:
     """Yield every generation with the times at which it began and ended."""
-    for index, generation in enumerate(run.generations):
-        later = run.generations[index + 1 :]
-        yield generation, generation.at_s, later[0].at_s if later else run.duration_s
+    ends = [*(each.at_s for each in run.generations[1:]), run.duration_s]
+    for generation, until in zip(run.generations, ends, strict=False):
+        yield generation, generation.at_s, until
 
 
 def _parts(mesh: Mesh, shape: tuple[int, ...], name: str) -> tuple[Lane, ...]:
