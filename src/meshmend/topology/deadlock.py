@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import DeadlockError
-from meshmend.kernels import kernel
+from meshmend.kernels import kernel, plain_kernel
 from meshmend.topology.graph import breadth_first
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import Routes, check_paths
@@ -28,16 +28,22 @@ def check_deadlock_free(mesh: Mesh, routes: Routes) -> None:
         DeadlockError: they can; the message prints the circle, chip by chip.
     """
     check_paths(mesh, routes)
-    after = np.delete(np.arange(len(routes.channels)), routes.hop_ptr[:-1])
-    pair = np.repeat(np.arange(routes.n_pairs), routes.hops)[after]
+    assert routes.virtual_channel.max(initial=0) < max(1, routes.n_virtual_channels)
     n_ranks, n_ports = mesh.neighbor_ranks.shape
+    waits = np.full((routes.n_virtual_channels, n_ranks * n_ports, n_ports), -1, dtype=np.int32)
+    _fill_waits(routes.hop_ptr, routes.channels, routes.virtual_channel, waits)
     for number in range(routes.n_virtual_channels):
-        hop = after[routes.virtual_channel[pair] == number]
-        waits = np.full((n_ranks * n_ports, n_ports), -1, dtype=np.int32)
-        waits[routes.channels[hop - 1], routes.channels[hop] % routes.n_ports] = routes.channels[
-            hop
-        ]
-        _check_waits(mesh, waits, number)
+        _check_waits(mesh, waits[number], number)
+
+
+@plain_kernel
+def _fill_waits(hop_ptr, channels, virtual_channel, waits):  # type: ignore[no-untyped-def]
+    """Fill in which channels a message waits for while it holds another; see the module."""
+    n_ports = waits.shape[2]
+    for pair in range(len(virtual_channel)):
+        for hop in range(hop_ptr[pair] + 1, hop_ptr[pair + 1]):
+            there = channels[hop]
+            waits[virtual_channel[pair], channels[hop - 1], there % n_ports] = there
 
 
 def find_cycle(waits: NDArray[np.int32]) -> tuple[int, ...]:

@@ -6,12 +6,13 @@ shortest live path.
 """
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError, VerificationError
-from meshmend.kernels import kernel
+from meshmend.kernels import kernel, plain_kernel
 from meshmend.topology.failures import Chip
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.tables import (
@@ -246,28 +247,42 @@ def check_paths(mesh: Mesh, routes: Routes) -> None:
             f"these routes are for {routes.n_ranks} ranks of {routes.n_ports} ports, but "
             f"{mesh} has {mesh.n_live} of {mesh.neighbor_ranks.shape[1]}"
         )
-    if not routes.n_pairs:
+    pair, hop = _first_broken(
+        heads, routes.src, routes.dst, routes.hop_ptr, routes.channels, routes.n_ports
+    )
+    if pair < 0:
         return
-    channels, src = routes.channels, routes.src
-    if np.any(unknown := (channels < 0) | (channels >= heads.size)):
-        raise VerificationError(f"no channel {channels[np.argmax(unknown)]} in {mesh}")
-    reached = heads[channels]
-    tails = channels // routes.n_ports
-    expected = np.empty_like(tails)
-    expected[1:] = reached[:-1]
-    expected[routes.hop_ptr[:-1]] = src
-    arrived = reached[routes.hop_ptr[1:] - 1]
-    broken = (reached < 0) | (tails != expected)
-    if broken.any():
-        hop = int(np.argmax(broken))
-        pair = int(np.searchsorted(routes.hop_ptr, hop, side="right")) - 1
-        _raise_broken(mesh, routes, pair, f"breaks at {mesh.live[tails[hop]]}")
-    if np.any(misled := arrived != routes.dst):
-        pair = int(np.argmax(misled))
-        _raise_broken(mesh, routes, pair, f"ends at {mesh.live[arrived[pair]]}")
+    if hop < 0:
+        last = routes.channels[routes.hop_ptr[pair] : routes.hop_ptr[pair + 1]][-1:]
+        arrived = heads[last[0]] if len(last) else routes.src[pair]
+        _raise_broken(mesh, routes, pair, f"ends at {mesh.live[arrived]}")
+    channel = int(routes.channels[hop])
+    if not 0 <= channel < heads.size:
+        raise VerificationError(f"no channel {channel} in {mesh}")
+    _raise_broken(mesh, routes, pair, f"breaks at {mesh.live[channel // routes.n_ports]}")
 
 
-def _raise_broken(mesh: Mesh, routes: Routes, pair: int, how: str) -> None:
+@plain_kernel
+def _first_broken(heads, src, dst, hop_ptr, channels, n_ports):  # type: ignore[no-untyped-def]
+    """Return the first pair whose path breaks and the hop where, or -1 if it leads elsewhere.
+
+    (-1, -1) if no path is broken. A table of arrays would take six times as much memory as paths.
+    """
+    for pair in range(len(dst)):
+        here = src[pair]
+        for hop in range(hop_ptr[pair], hop_ptr[pair + 1]):
+            channel = channels[hop]
+            if channel < 0 or channel >= len(heads) or channel // n_ports != here:
+                return pair, hop
+            here = heads[channel]
+            if here < 0:
+                return pair, hop
+        if here != dst[pair]:
+            return pair, -1
+    return -1, -1
+
+
+def _raise_broken(mesh: Mesh, routes: Routes, pair: int, how: str) -> NoReturn:
     ends = mesh.live[routes.src[pair]], mesh.live[routes.dst[pair]]
     raise VerificationError(
         f"a route needs live links all the way, but the one from {ends[0]} to {ends[1]} {how}"
