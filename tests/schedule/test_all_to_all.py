@@ -153,6 +153,16 @@ def test_blocks_of_different_lengths_and_too_many_chips_are_refused() -> None:
         algorithm("relays").build(Mesh((33, 32)), ALL_TO_ALL)
 
 
+def test_more_pairs_than_a_table_holds_are_refused_before_memory_is_taken_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """128x128 took nine gigabytes, and more, and was refused afterwards."""
+    monkeypatch.setattr("meshmend.schedule.all_to_all._all_pairs", lambda mesh: pytest.fail("made"))
+
+    with pytest.raises(UnsupportedError, match=r"at most 268,435,456 rows, .* take a smaller mesh"):
+        algorithm("pairs").build(Mesh((128, 128)), ALL_TO_ALL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "most"),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshmend.errors import UnsupportedError
 from meshmend.kernels import kernel
-from meshmend.schedule.table import COPY, Collective, Rows, Schedule, schedule_of
+from meshmend.schedule.table import COPY, Collective, Rows, Schedule, check_n_rows, schedule_of
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.pair_cut import pair_cut
 from meshmend.topology.routes import Routes, routes_for
@@ -42,7 +42,12 @@ _Ranks = NDArray[np.int64]
 
 
 def pairs(mesh: Mesh, collective: Collective) -> Schedule:
-    """Return the all-to-all in which every block goes straight to its chip."""
+    """Return the all-to-all in which every block goes straight to its chip.
+
+    Raises:
+        UnsupportedError: too many chips.
+    """
+    check_n_rows("pairs", mesh.n_live, 2 * mesh.n_live * (mesh.n_live - 1))
     source, target = _all_pairs(mesh)
     return _schedule("pairs", mesh, collective, source, target, np.full_like(source, -1), 1)
 

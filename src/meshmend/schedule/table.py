@@ -362,6 +362,15 @@ def cuts_of(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     return cuts
 
 
+def check_n_rows(algorithm: str, n_ranks: int, n_rows: int) -> None:
+    """Raise UnsupportedError if a table of so many rows would not fit a workstation."""
+    if n_rows > MAX_ROWS:
+        raise UnsupportedError(
+            f"{algorithm} needs a table of at most {MAX_ROWS:,} rows, but {n_ranks} ranks make "
+            f"{n_rows:,}; take a smaller mesh"
+        )
+
+
 def schedule_of(
     phases: Iterable[tuple[str, Rows]],
     *,
@@ -377,11 +386,7 @@ def schedule_of(
     most = max((int(np.max(each)) for _, rows in parts for each in rows.buffers), default=0)
     dtype = index_dtype(n_ranks * (1 + most), len(owners))
     n_rows = sum(rows.n_rows for _, rows in parts)
-    if n_rows > MAX_ROWS:
-        raise UnsupportedError(
-            f"{algorithm} needs a table of at most {MAX_ROWS:,} rows, but {n_ranks} ranks make "
-            f"{n_rows:,}"
-        )
+    check_n_rows(algorithm, n_ranks, n_rows)
     src, dst, lo, hi = (np.empty(n_rows, dtype=dtype) for _ in range(4))
     op = np.empty(n_rows, dtype=np.uint8)
     buffers = np.empty((2, n_rows), dtype=np.uint8) if most else None
