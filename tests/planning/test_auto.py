@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshmend.errors import UnsupportedError
 from meshmend.planning import choose as choosing
 from meshmend.planning.choose import (
     Choice,
@@ -24,6 +25,7 @@ from meshmend.planning.packed_trees import TreeShape, packing_of, trees_of
 from meshmend.planning.pricing import price, supported_names
 from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import Pipeline
+from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.contributions import check_contributions
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import placed
@@ -250,6 +252,19 @@ def test_without_trees_the_choice_is_the_algorithms_own_schedule() -> None:
     )
 
     assert schedule.algorithm == "two-d"
+
+
+def test_it_goes_past_an_algorithm_whose_table_has_too_many_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ring through 128x128 had half a billion rows, and so there was no reduce-scatter at all."""
+    monkeypatch.setattr("meshmend.schedule.table.MAX_ROWS", 5000)
+    mesh = parse_mesh("8x8", slow=["link:0,0-0,1=0.96875"])  # a mesh that no other test asks for
+
+    with pytest.raises(UnsupportedError, match="ring-1d needs a table of at most 5,000 rows"):
+        algorithm("ring-1d").build(mesh, Collective.REDUCE_SCATTER)
+    choice = choose(mesh, REFERENCE, 1e8, collective=Collective.REDUCE_SCATTER)
+    assert chosen_schedule(mesh, choice, Collective.REDUCE_SCATTER).n_rows <= 5000
 
 
 @pytest.mark.parametrize(("payload_bytes", "most"), [(1e7, 1.07), (1e9, 1.008)])

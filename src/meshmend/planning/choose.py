@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from meshmend.errors import TopologyError
+from meshmend.errors import TopologyError, UnsupportedError
 from meshmend.planning.cache import Cache
 from meshmend.planning.least_times import (
     EXPRESS,
@@ -187,7 +187,12 @@ def _search(question: Question, progress: ProgressCallback) -> Choice:
         return Choice(names[0], Pipeline(1, exchange_skew(question.mesh, names[0])))
     best, best_s = None, math.inf
     for name, share in zip(names, ProgressShares(progress, len(names)).in_turn(), strict=True):
-        result = price_below(question, name, best_s, may_estimate=True, progress=share)
+        try:
+            result = price_below(question, name, best_s, may_estimate=True, progress=share)
+        except UnsupportedError:  # its table has too many rows
+            if name == names[-1] and best is None:
+                raise
+            continue
         if result is None:
             continue
         time_s = result.time_s * (_WORTH_SCRATCH if name in _WITH_SCRATCH else 1.0)
