@@ -14,6 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 import meshmend.planning.files
 from meshmend import Mesh, plan
 from meshmend.cli.main import run_line
+from meshmend.errors import InputError
 from meshmend.planning.formats.chakra_trace import write_chakra_traces
 from meshmend.planning.formats.plan_tables import next_hop_tables, plan_csv
 from meshmend.topology.text import parse_mesh
@@ -79,6 +80,18 @@ def messages_in(path: Path) -> list[bytes]:
         found.append(data[at : at + size])
         at += size
     return found
+
+
+def test_chakra_traces_of_too_many_rows_are_refused_in_one_slice_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sharded update of 64x64 has 33 million rows, whose traces took all memory."""
+    monkeypatch.setattr("meshmend.planning.formats.chakra_trace._MOST_MESSAGES", 5)
+    made = plan(Mesh((2, 2)), "ring-1d")
+
+    with pytest.raises(InputError, match=r"at most 5 rows, but got \d+; take a smaller mesh"):
+        write_chakra_traces(made, tmp_path / "et")
+    assert not (tmp_path / "et").exists()
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

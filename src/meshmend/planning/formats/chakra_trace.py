@@ -28,10 +28,15 @@ def write_chakra_traces(plan: Plan, folder: Path, *, slices: int = 1) -> list[Pa
     of the payload that the plan was made for.
 
     Raises:
-        InputError: slices of less than a byte, or more than traces can hold.
+        InputError: slices of less than a byte, or more rows or slices than traces can hold.
         UnsupportedError: the plan needs scratch buffers, which traces do not have.
     """
     n_rows, n_bytes = plan.schedule.n_rows, int(plan.target.payload_bytes)
+    if n_rows > _MOST_MESSAGES:
+        raise InputError(
+            f"Chakra traces need a plan of at most {_MOST_MESSAGES} rows, but got {n_rows}; take "
+            "a smaller mesh"
+        )
     most = max(1, min(n_bytes, _MOST_MESSAGES // max(1, n_rows)))
     if not 1 <= slices <= most:
         raise InputError(
