@@ -1,6 +1,8 @@
 """Meshes against obvious loops and SciPy: neighbours, links, parts, diameter, repairs."""
 
+import copy
 import itertools
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -131,6 +133,17 @@ def test_repairing_every_failure_gives_the_whole_mesh_back(mesh: Mesh) -> None:
     assert mesh.repaired(*mesh.failures()) == whole
     assert whole.without(*mesh.failures()) == mesh
     assert hash(whole.without(*mesh.failures())) == hash(mesh)
+
+
+def test_a_mesh_goes_to_other_processes_and_is_copied_after_it_was_looked_at_too() -> None:
+    mesh = Mesh((4, 4), (True, False)).without("2x2@0,2", "link:0,0-0,1")
+    mesh = mesh.slowed("link:1,0-1,1=0.5")
+    assert mesh.rank_of[1, 0] == 2
+
+    for copied in (pickle.loads(pickle.dumps(mesh)), copy.deepcopy(mesh), copy.copy(mesh)):
+        assert copied == mesh
+        assert copied.rank_of == mesh.rank_of
+        assert not copied.neighbor_ranks.flags.writeable
 
 
 @given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5))))

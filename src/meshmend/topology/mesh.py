@@ -112,6 +112,10 @@ class Mesh:
             for link in links:
                 check_kind("Mesh", f"{name} of {kind.__name__}s", link, kind)
 
+    def __reduce__(self) -> tuple[type["Mesh"], tuple[object, ...]]:
+        """Copy and pickle the fields alone: what was derived is derived again."""
+        return Mesh, (self.shape, self.wrap, self.failed, self.failed_links, self.slow)
+
     def __contains__(self, chip: object) -> bool:
         """Whether the chip lies inside the shape, alive or not."""
         return (
