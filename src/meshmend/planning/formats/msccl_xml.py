@@ -128,7 +128,7 @@ def msccl_xml(plan: Plan) -> str:
 
     Raises:
         UnsupportedError: not an allreduce, chunks that are not equal, scratch buffers, or more
-            steps or thread blocks than the runtime takes.
+            ranks, steps or thread blocks than the runtime takes.
     """
     schedule = plan.schedule
     if schedule.collective is not Collective.ALLREDUCE:
@@ -138,6 +138,11 @@ def msccl_xml(plan: Plan) -> str:
         )
     schedule.refuse_scratch("MSCCL XML")
     schedule.refuse_colours("MSCCL XML")
+    if schedule.n_ranks > MOST_RANKS:  # before minutes of work
+        raise UnsupportedError(
+            f"MSCCL runs at most {MOST_RANKS} ranks, but this plan needs {schedule.n_ranks}; plan "
+            "for fewer chips"
+        )
     cuts = equal_cuts(schedule, "MSCCL XML").tolist()
     ranks = [_Rank() for _ in range(schedule.n_ranks)]
     columns = (schedule.src, schedule.dst, schedule.lo, schedule.hi, schedule.op)
@@ -154,7 +159,6 @@ def _check_sizes(ranks: list[_Rank]) -> None:
     sizes = [[len(block.steps) for block in rank.blocks] for rank in ranks]
     most_read = max(len(steps) + sum(steps) for steps in sizes) + len(ranks) + 1
     for what, most, got in (
-        ("ranks", MOST_RANKS, len(ranks)),
         ("steps in a thread block", MOST_STEPS, max(max(steps, default=0) for steps in sizes)),
         ("thread blocks on a rank", MOST_BLOCKS, max(map(len, sizes))),
         ("elements that a rank reads", _MOST_ELEMENTS, most_read),
