@@ -69,8 +69,8 @@ class Sent:
 class SmallJob:
     """A coordinator whose workers, by hand, do what they are told; connection n is chip n."""
 
-    def __init__(self, *, straggler_timeout_s: float = 600.0) -> None:
-        timing = structs.replace(TIMING, straggler_timeout_s=straggler_timeout_s)
+    def __init__(self, *, straggler_timeout_s: float = 600.0, **timing_s: float) -> None:
+        timing = structs.replace(TIMING, straggler_timeout_s=straggler_timeout_s, **timing_s)
         self.sent = Sent()
         self.coordinator = Coordinator(JobSpec("ours", MESH, (1, 1, 1), timing), self.sent)
         self.coordinator.tick(0.0)
@@ -198,7 +198,23 @@ def test_who_is_behind_is_named_with_the_time() -> None:
     job.coordinator.tick(2.5)
     assert job.coordinator.status(2.5).waits == ()  # its heartbeat may just be late
     why = "the sum needs the gradients of all"
-    assert job.coordinator.status(4.0).waits == (ChipsWait((A, B, C), (D,), why, 1.5),)
+    assert job.coordinator.status(9.0).waits == (ChipsWait((A, B, C), (D,), why, 6.5),)
+
+
+def test_nobody_is_behind_because_heartbeats_are_rare() -> None:
+    """With a timeout of a minute they come every 7.5 s; a thousand chips that trained were red."""
+    job = SmallJob(heartbeat_timeout_s=60.0, holder_timeout_s=60.0)
+    job.arrive(*MESH.live)
+    number = job.begin(1.0)
+    for chip, begun in ((A, 9), (B, 7), (C, 5), (D, 3)):  # where each was at its last heartbeat
+        job.say(chip, Heartbeat(number, begun), 2.0)
+
+    job.coordinator.tick(2.5)
+    for now in (4.0, 10.0):
+        status = job.coordinator.status(now)
+        assert (status.waits, {each.behind_s for each in status.workers}) == ((), {None})
+    (wait,) = job.coordinator.status(20.0).waits
+    assert (wait.chips, wait.awaited) == ((A,), (B, C, D))
 
 
 def test_a_loss_is_a_recovery_with_a_time_and_a_return_is_none() -> None:

@@ -100,9 +100,15 @@ class StatusKeeper:
             step=max(status.step, begun - 1),
             begun=begun,
             connected_s=max(0.0, now - worker.connected_at),
-            behind_s=self._stragglers.behind_s(worker.chip, now),
+            behind_s=self._behind_s(worker.chip, now),
             finished=status.finished,
         )
+
+    def _behind_s(self, chip: Chip, now: float) -> float | None:
+        """Return for how long a chip has been behind; None if its next heartbeat may deny it."""
+        behind_s = self._stragglers.behind_s(chip, now)
+        least_s = 2 * self._spec.timing.alive_every_s
+        return None if behind_s is None or behind_s < least_s else behind_s
 
     def _members(self, workers: tuple[WorkerSummary, ...]) -> Iterator[WorkerSummary]:
         generation = self._membership.generation

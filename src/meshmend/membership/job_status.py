@@ -16,7 +16,8 @@ from meshmend.membership.job import JobFingerprint
 from meshmend.transport.codec import Count, Finite, Seconds, Value
 from meshmend.transport.listener import Address
 
-# Loops report their positions twice a second: one that is behind for less may just be late.
+# By default loops report their positions twice a second: one that is behind for less may just be
+# late. Where heartbeats are rare, a coordinator waits for two of them.
 BEHIND_S: Final = 1.0
 
 RECOVERY_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
