@@ -140,6 +140,18 @@ def test_page_of_a_large_mesh_that_changes_often_stays_below_two_megabytes() -> 
     assert "43 rarer meshes not shown" in " ".join(outline_of(page).words)
 
 
+def test_page_of_thousands_of_faults_stays_small_and_says_what_it_leaves_out() -> None:
+    """Eight thousand took five megabytes, most of it flags that lay on each other."""
+    died = [at(float(n), FaultHappened("a worker died", n, None, ((0, 0),))) for n in range(9000)]
+
+    page = page_of(start(), generation(1.0, 1, FULL), *died, step(9001.0, 1, 1.0))
+
+    text = " ".join(outline_of(page).words)
+    assert "The first 2000 of 9000 one by one" in text
+    assert "... and 7000 more; events.jsonl has them all" in text
+    assert len(page) < 2_500_000
+
+
 @pytest.mark.parametrize("n_events", [1, 2, 3, 40])
 def test_page_of_a_run_cut_short_is_whole_and_says_so(n_events: int) -> None:
     text = " ".join(outline_of(page_of(*short_run()[:n_events])).words)

@@ -75,6 +75,7 @@ _MAX_PICTURES = 16
 _MAX_DRAWN_CHIPS = 8000  # over all pictures, so that the page stays small
 _MAX_EVENTS = 2000
 _MANY_FAULTS = 24
+_MAX_FAULTS = 2000  # in the table; of more flags than this, one is drawn for each half of a pixel
 
 
 def training_page(run: TrainingRun) -> str:
@@ -192,7 +193,11 @@ def _faults(faults: Sequence[RunFault]) -> str:
         return "<h2>Faults</h2><p>There were none.</p>"
     shown = _fault_table(faults)
     if len(faults) > _MANY_FAULTS:
-        folded = f"<details><summary>All {len(faults)} one by one</summary>{shown}</details>"
+        which, more = f"All {len(faults)}", ""
+        if (left_out := len(faults) - _MAX_FAULTS) > 0:
+            which = f"The first {_MAX_FAULTS} of {len(faults)}"
+            more = f"<p>... and {left_out} more; events.jsonl has them all</p>"
+        folded = f"<details><summary>{which} one by one</summary>{shown}{more}</details>"
         shown = card(_kinds_table(faults), look="unbroken") + card(folded, look="unbroken")
     else:
         shown = card(shown, look="unbroken")
@@ -232,7 +237,7 @@ def _fault_table(faults: Sequence[RunFault]) -> str:
             seconds(fault.recovered_s),
             _bar(fault, longest),
         )
-        for number, fault in enumerate(faults, 1)
+        for number, fault in enumerate(faults[:_MAX_FAULTS], 1)
     ]
     return table(heads, rows, left=(1, 6))
 
@@ -482,13 +487,19 @@ def _means(
 
 
 def _flags(run: TrainingRun, across: Span, *, by_step: bool) -> list[Flag]:
-    """Return one flag for each fault at its step or its time, numbered as in the table."""
+    """Return one flag for each fault at its step or its time, numbered as in the table.
+
+    Very many are thinned out: of those of one colour that would lie on each other, one is left.
+    """
     result = []
     for number, fault in enumerate(run.faults, 1):
         at = fault.at_step if by_step else fault.at_s
         done = f", recovered in {seconds(fault.recovered_s)}" if fault.is_recovered else ""
         if at is not None:
             result.append(Flag(across.at(at), number, fault_colour(fault), fault.fault + done))
+    if len(result) > _MAX_FAULTS:
+        apart = {(round(2 * flag.x), flag.colour): flag for flag in reversed(result)}
+        return list(apart.values())
     return result
 
 
