@@ -106,6 +106,24 @@ def test_the_mesh_itself_and_boards_beside_failed_chips_come_first(
     assert len(set(made)) == len(made) == 9
 
 
+def test_the_mesh_itself_is_planned_before_its_losses_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of 64x64 took half a minute, in which a job ran its quick plans."""
+    done: list[str] = []
+
+    def looked_at(mesh: Mesh, **named: Any) -> Any:
+        done.append("look")
+        return stand_in(mesh, **named)
+
+    monkeypatch.setattr(plan_cache, "store_plans", lambda *_: done.append("plan"))
+    monkeypatch.setattr(plan_cache, "stand_in", looked_at)
+
+    plan_ahead(tmp_path, request(Mesh((6, 6)).without("0,0")))
+
+    assert done[:2] == ["plan", "look"]
+
+
 @pytest.mark.parametrize(("wrap", "n_alike"), [("none", 2), ("all", 1)])
 def test_losses_that_look_alike_share_one_search(
     wrap: str, n_alike: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -41,7 +41,7 @@ from meshmend.planning.catalogue import (
 from meshmend.planning.files import PlanFile, decode_plan, encode_plan
 from meshmend.planning.plan_request import GATHER, PlanRequest, SumSizes, tile_of
 from meshmend.schedule.table import Collective, Schedule, in_rank_order
-from meshmend.topology.failures import blocks_over, format_shape
+from meshmend.topology.failures import Chip, blocks_over, format_shape
 from meshmend.topology.graph import largest_part
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.symmetry import stand_in
@@ -125,16 +125,17 @@ def plan_ahead(folder: Path, request: PlanRequest, *, begin: float = 0.0) -> Non
     out.
     """
     losses = list(_losses(request))
-    first = int(begin * len(losses))
-    rotated = [*losses[first:], *losses[:first]]
-    first_of: dict[Mesh, int] = {}  # of those with the same stand-in, where the first is
-    places = [first_of.setdefault(stand_in(left).mesh, at) for at, left in enumerate(rotated)]
-    # What neighbours share, such as power and cooling, fails for both.
-    is_later = [not _is_beside_failed(request.mesh, left) for left in rotated]
-    rotated = [rotated[at] for at in np.lexsort((places, is_later))]
+
+    def wanted() -> Iterator[Mesh]:
+        if not begin:
+            yield request.mesh  # before the losses of thousands of chips are put in order
+        yield from _in_order(request.mesh, losses, begin)
+        if begin:
+            yield request.mesh
+
     folder.mkdir(parents=True, exist_ok=True)
     n_planned = 0
-    for mesh in (*rotated, request.mesh) if begin else (request.mesh, *rotated):
+    for mesh in wanted():
         with suppress(UnsupportedError):
             store_plans(folder, mesh, request.algorithm, request.sums)
             n_planned += mesh != request.mesh
@@ -157,11 +158,22 @@ class _Coverage(msgspec.Struct, frozen=True):
     n_losses: int
 
 
-def _is_beside_failed(mesh: Mesh, left: Mesh) -> bool:
-    """Whether a chip that a loss takes from a mesh has a neighbour that has failed already."""
+def _in_order(mesh: Mesh, losses: list[Mesh], begin: float) -> list[Mesh]:
+    """Return the losses from `begin` on: beside failed chips first, and those alike together."""
+    first = int(begin * len(losses))
+    rotated = [*losses[first:], *losses[:first]]
+    first_of: dict[Mesh, int] = {}  # of those with the same stand-in, where the first is
+    places = [first_of.setdefault(stand_in(left).mesh, at) for at, left in enumerate(rotated)]
+    # What neighbours share, such as power and cooling, fails for both.
+    near = _beside_failed(mesh)
+    is_later = [near.isdisjoint(left.failed - mesh.failed) for left in rotated]
+    return [rotated[at] for at in np.lexsort((places, is_later))]
+
+
+def _beside_failed(mesh: Mesh) -> set[Chip]:
+    """Return the chips that had a link to a chip that has failed."""
     whole = replace(mesh, failed=frozenset(), failed_links=frozenset())
-    lost = left.failed - mesh.failed
-    return any(not mesh.failed.isdisjoint(whole.neighbors(chip)) for chip in lost)
+    return {beside for chip in mesh.failed for beside in whole.neighbors(chip)}
 
 
 def store_plans(folder: Path, mesh: Mesh, algorithm: str, sums: SumSizes) -> None:
