@@ -266,6 +266,10 @@ def test_it_goes_past_an_algorithm_whose_table_has_too_many_rows(
     choice = choose(mesh, REFERENCE, 1e8, collective=Collective.REDUCE_SCATTER)
     assert chosen_schedule(mesh, choice, Collective.REDUCE_SCATTER).n_rows <= 5000
 
+    monkeypatch.setattr("meshmend.schedule.table.MAX_ROWS", 4000)
+    with pytest.raises(UnsupportedError, match="trees needs a table of at most 4,000 rows"):
+        price(Question(mesh, 1e8, REFERENCE, Collective.REDUCE_SCATTER), "trees")
+
 
 @pytest.mark.parametrize(("payload_bytes", "most"), [(1e7, 1.07), (1e9, 1.008)])
 def test_rings_of_a_torus_with_a_short_axis_leave_no_link_idle(

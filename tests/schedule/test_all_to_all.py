@@ -159,7 +159,7 @@ def test_more_pairs_than_a_table_holds_are_refused_before_memory_is_taken_for_th
     """128x128 took nine gigabytes, and more, and was refused afterwards."""
     monkeypatch.setattr("meshmend.schedule.all_to_all._all_pairs", lambda mesh: pytest.fail("made"))
 
-    with pytest.raises(UnsupportedError, match=r"at most 268,435,456 rows, .* take a smaller mesh"):
+    with pytest.raises(UnsupportedError, match=r"at most 134,217,728 rows, .* take a smaller mesh"):
         algorithm("pairs").build(Mesh((128, 128)), ALL_TO_ALL)
 
 

@@ -15,7 +15,7 @@ from meshmend.errors import UnsupportedError
 from meshmend.planning.packed_trees import Fastest, Pipelined, TreeShape, packing_of
 from meshmend.planning.target import Question
 from meshmend.planning.tree_formula import MOST_SLICES, Pipeline
-from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.table import Collective, Schedule, check_n_rows
 from meshmend.schedule.trees import owner_tree_schedule
 from meshmend.simulator.rules import Simulation
 from meshmend.topology.fabric import Fabric
@@ -131,7 +131,12 @@ def best_owner_trees(
     """Return the fastest trees found for a payload; with `slices` given, for that number.
 
     Large tables are not simulated: their time is that of the formula.
+
+    Raises:
+        UnsupportedError: the table has too many rows.
     """
+    n_ways = 1 if collective in _HALVES else 2
+    check_n_rows("trees", mesh.n_live, n_ways * mesh.n_live * (mesh.n_live - 1))
     progress("trees: packing")
     trees, first = _likely_fastest(question, slices)
     progress("trees: simulating")

@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 
 from meshmend.errors import InputError, UnsupportedError
 
-MAX_ROWS: Final = 1 << 28  # beyond this a table no longer fits a workstation
+# Beyond this a table no longer fits a workstation: to build and prove one takes 60 to 110 bytes a
+# row.
+MAX_ROWS: Final = 1 << 27
 
 REDUCE: Final = 0
 COPY: Final = 1
