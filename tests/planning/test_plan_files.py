@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshmend.errors import InputError, PlanFileError, VerificationError
-from meshmend.planning.files import plan_document, read_plan, write_plan
+from meshmend.planning.files import (
+    PlanFile,
+    encode_plan,
+    plan_document,
+    read_plan,
+    write_plan,
+)
 from meshmend.planning.plan import load_plan, plan
 from meshmend.planning.target import Target
 from meshmend.planning.tree_formula import Pipeline
@@ -57,6 +64,20 @@ def test_a_plan_reads_back_as_it_was_written(
     assert own == mesh
     check_equal(schedule, read)
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_large_plan_is_written_in_a_few_times_the_memory_of_its_file() -> None:
+    """A file of 700 MB took eight gigabytes."""
+    mesh = Mesh((12, 12))
+    file = PlanFile(mesh, ALGORITHMS["ring-1d"].build(mesh, Collective.REDUCE_SCATTER))
+
+    tracemalloc.start()
+    content = encode_plan(file)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert json.loads(content)["src"] == file.schedule.src.tolist()
+    assert peak_bytes < 6 * len(content)
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
