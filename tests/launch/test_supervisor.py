@@ -2,13 +2,16 @@
 
 import fcntl
 import gc
+import io
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -24,6 +27,7 @@ from meshmend.launch.supervisor import (
     Supervisor,
 )
 from meshmend.launch.termination import terminable
+from meshmend.launch.worker import Place
 from waiting import HANG_S, until
 
 ALIVE = "print('meshmend-agent alive', flush=True)"
@@ -285,6 +289,57 @@ def test_a_stopped_process_is_ended_by_sigterm_all_the_same(tmp_path: Path) -> N
     processes.end_all()
 
     assert child.code == 5
+
+
+def code_of_worker(body: Callable[[], object]) -> int | None:
+    """Return the exit code of a worker that does something and succeeds."""
+    processes = Supervisor()
+    child = processes.fork_worker(lambda: 0 if body() is None else 1, Place((0, 0)))
+    until(lambda: processes.serve(0.01) and child.code is not None)
+    processes.end_all()
+    return child.code
+
+
+@pytest.mark.parametrize("stream", [None, io.BytesIO()], ids=["none", "closed"])
+def test_a_worker_that_has_closed_its_standard_output_ends_well(stream: IO[bytes] | None) -> None:
+    def replace() -> None:
+        if stream is not None:
+            stream.close()
+        setattr(sys, "stdout", stream)  # noqa: B010  # of another type than the stubs want
+
+    assert code_of_worker(replace) == 0
+
+
+def test_what_a_worker_prints_past_its_own_standard_output_is_printed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As scripts do that copy their output to a file."""
+
+    def print_beside() -> None:
+        sys.stdout = io.StringIO()
+        print("to both", file=sys.__stdout__, end="")
+
+    assert code_of_worker(print_beside) == 0
+    assert "[0,0] to both" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("in_pool", [False, True], ids=["thread", "pool"])
+def test_a_worker_waits_for_the_threads_of_its_script(tmp_path: Path, *, in_pool: bool) -> None:
+    """Python does so, and scripts rely on it: what they trained may be written by a thread."""
+    written = tmp_path / "written"
+
+    def write() -> None:
+        time.sleep(0.2)
+        written.touch()
+
+    def begin_to_write() -> None:
+        if in_pool:
+            ThreadPoolExecutor(1).submit(write)
+        else:
+            threading.Thread(target=write).start()
+
+    assert code_of_worker(begin_to_write) == 0
+    assert written.exists()
 
 
 def test_a_process_that_was_just_forked_and_has_done_nothing_yet_is_killed() -> None:

@@ -19,17 +19,19 @@ import re
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, cast
 
 import numpy as np
 
@@ -145,9 +147,22 @@ def work(body: Callable[[], int], place: Place, pipes: Pipes, parent: int) -> No
             _send_report(pipes.report, text)
         code = exit_code_of(error)
     finally:
+        _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """End this process as Python would, but run none of the code of its parent.
+
+    A script that has not failed has its threads waited for: they may still write what it trained.
+    """
+    try:
+        if code == 0:
+            threading._shutdown()  # type: ignore[attr-defined]  # the stubs lack it
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            with suppress(Exception):  # the script has closed it, or put something else there
+                cast("TextIO", stream).flush()
+    finally:
         os._exit(code)
 
 
@@ -213,9 +228,12 @@ def _redirect(pipes: Pipes) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(pipes.out, 1)
     os.dup2(pipes.err, 2)
-    # These streams stay open until the process ends, like those that they replace.
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    # These streams stay open until the process ends, like those that they replace: what the parent
+    # has in them is not printed here.
+    _of_parent.extend((sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))
+    replaced: Any = sys  # the stubs call two of the four final
+    replaced.stdout = replaced.__stdout__ = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    replaced.stderr = replaced.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
 def script_body(script: Script) -> Callable[[], int]:
