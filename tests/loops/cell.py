@@ -378,7 +378,7 @@ def main() -> None:
         ElasticJob(
             JobConfig(
                 mesh=MeshConfig(shape=MESH),
-                job=RunConfig(run_dir=str(folder)),
+                job=RunConfig(run_dir=str(folder), check_every_step=True),
                 timing=Timing(heartbeat_timeout_s=60.0, holder_timeout_s=5.0),
                 local=LocalConfig(inject=tuple(cell["inject"])),
             ),

@@ -87,6 +87,7 @@ class JobCore:
         self.loss: float | None = None  # mean over all samples of the last step
         self._saved_step = 0  # the last step of which a checkpoint was begun
         self.is_overwritten = False  # the state is a part of this chip's and a part of others'
+        self._hashed_step = 0  # the last step whose state was hashed, if all are
         self._is_stopped = False  # all chips have agreed that the last step was the last one
         self._links = ""  # speeds of links that were found, as of the last step
 
@@ -208,6 +209,7 @@ class JobCore:
                     loop.finish()
         except GeneratorExit:
             if os.getpid() != process:  # a child that the loop has forked ends, not the loop
+                self._hash_state()
                 raise
             if loop is None and self.share is None:
                 self._save()
@@ -420,8 +422,6 @@ class JobCore:
 
     def _report(self, batch: int) -> None:
         """Report a step that is done."""
-        if self._environment.settings.check_every_step:
-            self._write_state_hash()
         if self._loop is not None:
             self._loop.note_step()
             self._report_step(self._loop.number, batch)
@@ -438,6 +438,16 @@ class JobCore:
         generation = self._loop.generation if self._loop else None
         self._saving.save(
             lambda: self._with_progress(self._learner.saved_state()),
+    def _hash_state(self) -> None:
+        """Write a hash of the state after each step, if that was asked for.
+
+        As `_save` does, at the top of the next turn: what the loop has changed after the step
+        belongs to it.
+        """
+        if self._environment.settings.check_every_step and self._hashed_step != self.step_number:
+            self._hashed_step = self.step_number
+            self._write_state_hash()
+
             step=self.step_number,
             generation=self._generation_number,
             term=generation.term if generation else 0,

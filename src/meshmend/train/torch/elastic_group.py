@@ -440,7 +440,8 @@ class ElasticGroup:
         self._step.count()
         self.step_number = step
         self._record.ledger.write_done(step, generation, self._record.position(step))
-        if self._environment.settings.check_every_step:
+        # The last state is hashed at the end: the loop may change it after the block.
+        if self._environment.settings.check_every_step and step != self._n_steps:
             self._write_state_hash()
 
     def _report(self, generation: int, *, is_first: bool, leads: bool) -> None:
