@@ -639,6 +639,31 @@ def builtin_hook(ddp: Any) -> None:
     ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
 
 
+def contrast(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Return a loss in which each sample is told from all others of the batch."""
+    scores = ours @ theirs.T
+    return (torch.logsumexp(scores, 1) - scores.diagonal()).mean()
+
+
+def contrastive(p: Parts, inputs: Tensor, labels: Tensor) -> Tensor:
+    loss = contrast(p.net(inputs), labels)
+    p.optimizer.zero_grad()
+    loss.backward()
+    p.optimizer.step()
+    return loss
+
+
+def job_contrastive(job: Any, p: Parts, inputs: Tensor, labels: Tensor) -> None:
+    """Each chip computes the whole loss, and its gradients by the outputs of its own samples."""
+    mine = p.net(inputs)
+    ours = job.gather(mine.detach())
+    ours[job.rank] = mine
+    loss = contrast(torch.cat(ours), torch.cat(job.gather(labels)))
+    p.optimizer.zero_grad()
+    (loss * BATCH / len(inputs)).backward()
+    job.step(loss)
+
+
 def job_steps_beside(job: Any, p: Parts, inputs: Tensor, labels: Tensor) -> None:
     loss = mse_loss(p.net(inputs), labels)
     p.optimizer.zero_grad()
@@ -781,6 +806,9 @@ STYLES: Final[Sequence[Style]] = (
     style("teacher, and decay by hand", lambda: parts(Taught), decayed, job_decayed),
     style("two optimizers", two_optimizers, both),
     style("rates per layer", lambda: parts(optimizer=rate_groups), fronts=_ALL),
+    style(
+        "contrastive loss of the whole batch", plain=contrastive, job=job_contrastive, fronts=_JOB
+    ),
     # No group: DDP itself raises in the step after a layer was frozen.
     style("layer frozen midway", plain=freezing, job=job_freezing, fronts=_JOB),
     style("bfloat16", single_precision, bfloat16, job_bfloat16, tolerance=ROUGH),

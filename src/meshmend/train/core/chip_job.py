@@ -72,8 +72,8 @@ class ChipJob:
         """Return the values of all chips, in the order of ranks; all chips must call this.
 
         A value is a number, a text, a tensor or array, or a list or dict of such. Before `step`, if
-        the mesh changes, this returns [value], and the step will not count. After `step`, it
-        returns the values of the chips that are left, the same on all of them.
+        the mesh changes, this returns this chip's value for each chip, and the step will not count.
+        After `step`, it returns the values of the chips that are left, the same on all of them.
 
         Raises:
             InputError: the job does not run, or some chips have no samples to run the loop for.

@@ -101,7 +101,8 @@ class SharedCalls:
     def gather(self, data: bytes) -> list[bytes]:
         """Return the bytes of each chip, in the order of their places in the mesh.
 
-        Within a step, if the mesh changes, returns this chip's bytes, and the step will not count.
+        Within a step, if the mesh changes, returns this chip's bytes for each chip, and the step
+        will not count.
 
         Raises:
             InputError: the job does not run, or some chips have no samples.
@@ -115,7 +116,7 @@ class SharedCalls:
             return gather_bytes(self._exchange, data, "gather or all_reduce")
         except TransportError as error:
             self._sums.fail(error)
-            return [data]
+            return [data] * self._exchange.mesh.n_live  # so that loops may pick those of a rank
         finally:
             self.waited_s += time.perf_counter() - began
 
