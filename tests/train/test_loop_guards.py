@@ -86,6 +86,19 @@ def test_a_mask_of_infinities_stays_as_it_is_and_the_model_trains(persistent: bo
     torch.testing.assert_close(model.layer.weight, plain.layer.weight, rtol=0, atol=1e-9)
 
 
+def test_a_job_trains_on_the_host_whatever_the_default_device() -> None:
+    model, _, job = made()
+    before = model.weight.clone()
+    with torch.device("meta"):
+        for batch in job:
+            loss = loss_of(model, batch)
+            loss.backward()
+            job.step(loss)
+
+    assert job.is_finished
+    assert not torch.equal(model.weight, before)
+
+
 def test_a_buffer_that_becomes_infinite_is_named_and_not_blamed_on_gradients() -> None:
     model, _, job = made()
     model.register_buffer("largest", torch.tensor(0.0))

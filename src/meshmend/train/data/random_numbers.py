@@ -53,7 +53,7 @@ def set_random_state(name: str, state: Any) -> None:
         np.random.set_state(state)
     else:
         torch = sys.modules["torch"]
-        torch.set_rng_state(torch.as_tensor(state, dtype=torch.uint8))
+        torch.set_rng_state(torch.as_tensor(state, dtype=torch.uint8, device="cpu"))
 
 
 class RandomNumbers:

@@ -165,7 +165,7 @@ class ShardedOptimizers:
             InputError: the optimizers have changed since the job was made, or have hooks.
         """
         self._steps.check_unchanged()
-        payload = torch.empty(shares.gathered_bytes, dtype=torch.uint8)
+        payload = torch.empty(shares.gathered_bytes, dtype=torch.uint8, device="cpu")
         payload[self.own[0] : self.own[1]] = 0  # padding between parameters
         for pieces in self._batches(self.flat.pieces(self.own), shares.share_bytes):
             work = [

@@ -63,7 +63,7 @@ def _raw(leaf: Any, where: str) -> RawArray | None:
 def _tensor(array: RawArray) -> torch.Tensor:
     """Return a tensor that shares no memory with the array, on the CPU."""
     kind: torch.dtype = getattr(torch, array.dtype)
-    found = torch.empty(array.n_elements, dtype=kind)
+    found = torch.empty(array.n_elements, dtype=kind, device="cpu")
     # As bytes: to read elements of 16 bytes from anywhere in memory would crash.
     found.view(torch.uint8).copy_(torch.from_numpy(array.data))
     return found.reshape(array.shape)
@@ -80,7 +80,7 @@ def _room(dtype: str, shape: tuple[int, ...], own: Any) -> tuple[torch.Tensor, B
         and not own.is_conj()
         and not own.is_neg()
     )
-    tensor = own.detach() if is_room else torch.empty(shape, dtype=kind)
+    tensor = own.detach() if is_room else torch.empty(shape, dtype=kind, device="cpu")
     memory: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
     return tensor, memory
 

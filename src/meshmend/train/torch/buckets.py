@@ -216,7 +216,7 @@ def bucket_of(dtype: torch.dtype, parameters: dict[torch.nn.Parameter, str], ext
     n_elements = sum(each.numel() for each in parameters) + extra
     devices = {parameter.device for parameter in parameters}
     is_on_gpu = len(devices) == 1 and devices.pop().type == "cuda"
-    flat = torch.zeros(n_elements, dtype=dtype, pin_memory=is_on_gpu)
+    flat = torch.zeros(n_elements, dtype=dtype, device="cpu", pin_memory=is_on_gpu)
     return (GpuBucket if is_on_gpu else Bucket)(flat, parameters)
 
 

@@ -157,10 +157,10 @@ class Gradients:
                 bucket.fill(weight)
         self._gather_changes()
         used = [parameter.grad is not None for parameter in self._parameters]
-        self._used.copy_(torch.tensor(used, dtype=torch.float32))
+        self._used.copy_(torch.tensor(used, dtype=torch.float32, device="cpu"))
         self._loss.fill_(loss)
         self._tail.mul_(weight)
-        self._again.copy_(torch.tensor(again, dtype=torch.float32))
+        self._again.copy_(torch.tensor(again, dtype=torch.float32, device="cpu"))
         self._weight.fill_(weight)
         self._divisor.fill_(weight if normalise else 0.0)
         self._stop.fill_(float(is_last))

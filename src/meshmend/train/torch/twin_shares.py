@@ -225,8 +225,8 @@ class HeldShares:
         if shares is None or not isinstance(world, MeshmendGroup):
             return
         rows = [n_bytes for n_bytes, _ in shares.holding.rows]
-        told = torch.zeros((dist.get_world_size(), len(rows)), dtype=torch.int64)
-        told[dist.get_rank()] = torch.tensor(rows)
+        told = torch.zeros((dist.get_world_size(), len(rows)), dtype=torch.int64, device="cpu")
+        told[dist.get_rank()] = torch.tensor(rows, device="cpu")
         dist.all_reduce(told)
         mesh = world.meshes[-1]
         _, *inside = cast("tuple[int, ...]", mesh.get_coordinate())
