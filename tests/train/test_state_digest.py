@@ -48,6 +48,7 @@ def test_an_array_anywhere_in_memory_has_the_hash_of_its_bytes() -> None:
     [
         ({"lr": 0.1}, {"lr": 0.1 + 2**-55}),
         ({"lr": 1}, {"lr": 1.0}),
+        ({"lr": 1j}, {"lr": 2j}),
         ({"a": torch.zeros(2)}, {"b": torch.zeros(2)}),
         ({"a": torch.zeros(2)}, {"a": torch.zeros(1, 2)}),
         ({"a": torch.zeros(2)}, {"a": torch.zeros(1, dtype=torch.float64)}),

@@ -241,6 +241,27 @@ def test_half_precision_of_accelerators_is_kept_in_arrays() -> None:
     check_same(merged_state(shards_of(state, ARRAYS, 3), ARRAYS), state)
 
 
+@pytest.mark.parametrize("framework", [TORCH, ARRAYS])
+def test_a_number_of_numpy_arrives_as_a_number_with_the_same_digest(framework: Framework) -> None:
+    """A learning rate of `np.cos`, say."""
+    state = [np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True), np.str_("warm")]
+
+    again = framework.unpacked(framework.packed(state))
+
+    assert again == [0.1, float(np.float32(0.1)), 3, True, "warm"]
+    assert [type(each) for each in again] == [float, float, int, bool, str]
+    assert framework.digest(again) == framework.digest(state)
+
+
+def test_tensors_arrive_in_the_memory_of_the_host_whatever_the_default_device() -> None:
+    packed = TORCH.packed([torch.ones(2)])
+
+    with torch.device("meta"):
+        (again,) = TORCH.unpacked(packed)
+
+    assert again.tolist() == [1.0, 1.0]
+
+
 def test_one_bit_changes_the_digest() -> None:
     assert TORCH.digest({"w": torch.tensor([0.0])}) != TORCH.digest({"w": torch.tensor([-0.0])})
     assert ARRAYS.digest({"w": np.array([0.0])}) != ARRAYS.digest({"w": np.array([-0.0])})
@@ -277,7 +298,7 @@ def test_model_and_optimizer_go_on_alike_on_both_sides(name: str) -> None:
         ({"rng": object()}, r"needs tensors, numbers, .*, but state\['rng'\] is a object; leave"),
         ([b"bytes"], r"state\[0\] is a bytes"),
         ({"a": [1, {2}]}, r"state\['a'\]\[1\] is a set"),
-        (np.float32(1.0), "state is a float32"),
+        (np.datetime64("2026-11-19"), "state is a date"),
         ({"a": {(1, 2): 3}}, r"needs texts and numbers as keys, but state\['a'\] has a tuple"),
         ({"a": torch.eye(2).to_sparse()}, r"needs dense tensors, but state\['a'\] is torch.spars"),
     ],

@@ -26,6 +26,7 @@ _LEFT, _RIGHT = np.uint64(31), np.uint64(33)
 _LANES: Final = 4
 _WORD_BYTES: Final = 8
 _LONGEST_WORDS: Final = 60
+_PLAIN: Final[tuple[Any, ...]] = (type(None), bool, int, float, complex, str)
 _LARGE_BYTES: Final = 1 << 20  # takes a core 0.1 ms to hash, about as long as a thread to start
 
 
@@ -142,8 +143,11 @@ def _words(leaf: Any) -> str:
     """Return what is no array in words."""
     if isinstance(leaf, dict | list | tuple):
         return "{}" if isinstance(leaf, dict) else "[]"
-    if leaf is None or isinstance(leaf, bool | int | float | str):
-        words = repr(leaf)
+    if isinstance(leaf, np.generic):
+        leaf = leaf.item()
+    words_of = next((each.__repr__ for each in _PLAIN if isinstance(leaf, each)), None)
+    if words_of is not None:
+        words = words_of(leaf)  # as where it arrives: those of a float, not of a subclass
         is_long = len(words) > _LONGEST_WORDS
         return hashlib.blake2b(words.encode()).hexdigest()[:16] if is_long else words
     return type(leaf).__name__

@@ -332,6 +332,8 @@ class _Flattening:
 
     def described(self, value: Any, name: str, where: str) -> Any:
         """Return a value as JSON; `name` is its path in names of arrays, `where` in Python."""
+        if isinstance(value, np.generic):
+            value = value.item()  # a number of NumPy is a number
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, complex):
