@@ -96,6 +96,20 @@ def no_module() -> Job:
     return job(["a model"], torch.optim.SGD([torch.zeros(1)]))
 
 
+class Colours:
+    """An object with a state that no chip could get."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": {"red", "blue"}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+
+def set_in_also() -> Job:
+    return job(torch.nn.Linear(4, 4), also=[Colours()])
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -117,6 +131,7 @@ def no_module() -> Job:
         (large_seed, "Job needs seed of at most 18446744073709551615, but got 184467440737095516"),
         (rare_checks, "Job needs check_shares of at most 9007199254740991, but got 1000000"),
         (number_as_resume, 'a folder of checkpoints or "auto", but got 3'),
+        (set_in_also, r"state\['also'\]\[0\]\['seen'\] is a set; leave it out"),
         (no_module, "Job needs a module, or several in a list or dict"),
     ],
 )

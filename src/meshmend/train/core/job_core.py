@@ -52,6 +52,7 @@ from meshmend.train.state.resume import (
     resumable,
     tell_of_new_beginning,
 )
+from meshmend.train.state.state_tree import tree_of
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +112,8 @@ class JobCore:
         self._checks: WrongNumbers | None = None
         self.calls: SharedCalls | None = None
         if resume is not None:
+        # Before it joins: what no state can hold would end one chip after another.
+        tree_of(self.state(), learner.framework.raw)
             self._resume(resume)
         else:
             tell_of_new_beginning(settings.resume, settings.saving)
