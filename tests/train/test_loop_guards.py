@@ -86,6 +86,18 @@ def test_a_mask_of_infinities_stays_as_it_is_and_the_model_trains(persistent: bo
     torch.testing.assert_close(model.layer.weight, plain.layer.weight, rtol=0, atol=1e-9)
 
 
+def test_a_second_loop_over_a_job_is_refused() -> None:
+    """As one for each epoch would do no step after the first."""
+    model, _, job = made()
+    for batch in job:
+        loss = loss_of(model, batch)
+        loss.backward()
+        job.step(loss)
+
+    with pytest.raises(InputError, match=r"needs one loop.* this is its second.*=3 \* len"):
+        next(iter(job))
+
+
 def test_a_job_trains_on_the_host_whatever_the_default_device() -> None:
     model, _, job = made()
     before = model.weight.clone()

@@ -85,10 +85,11 @@ class JobCore:
 
         # The training state, and what all chips know alike.
         self.step_number = 0  # steps done
+        self._has_begun = False  # a loop over the job
         self.loss: float | None = None  # mean over all samples of the last step
         self._saved_step = 0  # the last step of which a checkpoint was begun
-        self.is_overwritten = False  # the state is a part of this chip's and a part of others'
         self._hashed_step = 0  # the last step whose state was hashed, if all are
+        self.is_overwritten = False  # the state is a part of this chip's and a part of others'
         self._is_stopped = False  # all chips have agreed that the last step was the last one
         self._links = ""  # speeds of links that were found, as of the last step
 
@@ -111,9 +112,9 @@ class JobCore:
         self._watch: LinkWatch | None = None
         self._checks: WrongNumbers | None = None
         self.calls: SharedCalls | None = None
-        if resume is not None:
         # Before it joins: what no state can hold would end one chip after another.
         tree_of(self.state(), learner.framework.raw)
+        if resume is not None:
             self._resume(resume)
         else:
             tell_of_new_beginning(settings.resume, settings.saving)
@@ -189,7 +190,15 @@ class JobCore:
 
         Raises:
             JobFailedError: neither a chip nor a checkpoint has a state to go on from.
+            InputError: this is the second loop.
         """
+        if self._has_begun:
+            raise InputError(
+                "a Job needs one loop, which does all steps, but this is its second; for several "
+                "epochs give the job all their steps, as in steps=3 * len(loader), and see in "
+                "job.step_number where one ends"
+            )
+        self._has_begun = True
         loop, process = self._loop, os.getpid()
         if loop is not None:
             loop.start()
@@ -201,6 +210,7 @@ class JobCore:
                     break
                 if self.is_finished and self._checks and not self._checks.compare_at_last():
                     continue
+                self._hash_state()
                 self._save()
                 if not self.is_finished:
                     if self._take_better_plans():
@@ -212,7 +222,6 @@ class JobCore:
                     loop.finish()
         except GeneratorExit:
             if os.getpid() != process:  # a child that the loop has forked ends, not the loop
-                self._hash_state()
                 raise
             if loop is None and self.share is None:
                 self._save()
@@ -429,6 +438,16 @@ class JobCore:
             self._loop.note_step()
             self._report_step(self._loop.number, batch)
 
+    def _hash_state(self) -> None:
+        """Write a hash of the state after each step, if that was asked for.
+
+        As `_save` does, at the top of the next turn: what the loop has changed after the step
+        belongs to it.
+        """
+        if self._environment.settings.check_every_step and self._hashed_step != self.step_number:
+            self._hashed_step = self.step_number
+            self._write_state_hash()
+
     def _save(self) -> None:
         """Save a checkpoint of the last step if one is due.
 
@@ -441,16 +460,6 @@ class JobCore:
         generation = self._loop.generation if self._loop else None
         self._saving.save(
             lambda: self._with_progress(self._learner.saved_state()),
-    def _hash_state(self) -> None:
-        """Write a hash of the state after each step, if that was asked for.
-
-        As `_save` does, at the top of the next turn: what the loop has changed after the step
-        belongs to it.
-        """
-        if self._environment.settings.check_every_step and self._hashed_step != self.step_number:
-            self._hashed_step = self.step_number
-            self._write_state_hash()
-
             step=self.step_number,
             generation=self._generation_number,
             term=generation.term if generation else 0,
