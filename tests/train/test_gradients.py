@@ -130,6 +130,24 @@ def test_a_parameter_that_only_another_chip_used_gets_that_gradient() -> None:
         assert replica.frozen.grad is None
 
 
+def test_a_chip_of_weight_0_adds_nothing_whatever_its_gradients_are() -> None:
+    """A mean over no words at all is no number, and so are its gradients."""
+    chips = chips_of(TwoHeads(), 2)
+    (one, of_one), (other, of_other) = chips
+    (one.first(INPUTS).sum() * torch.nan).backward()
+    of_one.gather(torch.nan, 0.0, normalise=True)
+    other.first(INPUTS).sum().backward()
+    expected = other.first.weight.grad.clone()
+    of_other.gather(2.0, 3.0, normalise=True)
+
+    summed([of_one, of_other])
+    losses = [of_one.scatter(), of_other.scatter()]
+
+    assert losses == [2.0, 2.0]
+    assert is_same(one.first.weight.grad, other.first.weight.grad)
+    torch.testing.assert_close(one.first.weight.grad, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float16])
 def test_each_type_of_parameter_has_a_buffer_of_its_own(dtype: torch.dtype) -> None:
     model: Any = TwoHeads(dtype=dtype)

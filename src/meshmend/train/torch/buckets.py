@@ -125,7 +125,7 @@ class Bucket:
         """Begin to put the parameters' gradients, times a scale, into the flat tensor."""
         for (parameter, name), view in zip(self.parameters.items(), self._views, strict=True):
             gradient = parameter.grad
-            if gradient is None:
+            if gradient is None or not scale:  # a gradient of weight 0 may be no number
                 view.zero_()
                 continue
             _refuse_unlike(gradient, view, name)
@@ -181,7 +181,7 @@ class GpuBucket(Bucket):
             for gradient, view, name in zip(
                 gradients, self._views, self.parameters.values(), strict=True
             ):
-                if gradient is None:
+                if gradient is None or not scale:
                     view.zero_()
                     continue
                 _refuse_unlike(gradient, view, name)

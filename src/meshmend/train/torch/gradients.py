@@ -143,8 +143,9 @@ class Gradients:
         """Complete the buckets: this chip's gradients, its loss, and what is said about them.
 
         With `normalise`, `scatter` divides by the sum of the weights. Without it, the weights of
-        all chips must add up to one. With `is_last`, all chips stop after this step. With
-        `max_norm`, all chips clip the sums to this norm.
+        all chips must add up to one. A chip of weight 0 adds nothing, whatever its gradients are.
+        With `is_last`, all chips stop after this step. With `max_norm`, all chips clip the sums to
+        this norm.
 
         Raises:
             InputError: a parameter that was frozen when the job was made has a gradient.
@@ -158,7 +159,7 @@ class Gradients:
         self._gather_changes()
         used = [parameter.grad is not None for parameter in self._parameters]
         self._used.copy_(torch.tensor(used, dtype=torch.float32, device="cpu"))
-        self._loss.fill_(loss)
+        self._loss.fill_(loss if weight else 0.0)  # a mean over nothing is no number
         self._tail.mul_(weight)
         self._again.copy_(torch.tensor(again, dtype=torch.float32, device="cpu"))
         self._weight.fill_(weight)
