@@ -86,6 +86,40 @@ def test_a_mask_of_infinities_stays_as_it_is_and_the_model_trains(persistent: bo
     torch.testing.assert_close(model.layer.weight, plain.layer.weight, rtol=0, atol=1e-9)
 
 
+class Lazy(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A layer that makes a buffer in its first forward pass."""
+
+    def __init__(self, *, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = torch.nn.Linear(4, 4, dtype=torch.float64), how
+        self.scale: Any
+        if how == "set":
+            self.register_buffer("scale", None)
+
+    def forward(self, inputs: Any) -> Any:
+        if self.how == "set" and self.scale is None:
+            self.scale = torch.ones(4, dtype=torch.float64)
+        elif not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.ones(4), persistent=self.how == "saved")
+        return self.layer(inputs) * self.scale
+
+
+@pytest.mark.parametrize("how", ["set", "saved", "not saved"])
+def test_a_model_that_makes_a_buffer_later_is_refused(how: str) -> None:
+    """A chip that joins has no place for it."""
+    model, _, job = made(model=torch.nn.Sequential(Lazy(how=how)))
+
+    def loop() -> None:
+        for batch in job:
+            loss = loss_of(model, batch)
+            loss.backward()
+            job.step(loss)
+
+    with pytest.raises(InputError, match=r"0\.scale came after the job was made; make it in"):
+        loop()
+    assert job.step_number == 0
+
+
 def test_a_second_loop_over_a_job_is_refused() -> None:
     """As one for each epoch would do no step after the first."""
     model, _, job = made()

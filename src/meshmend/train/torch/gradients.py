@@ -15,7 +15,7 @@ in all generations. The last bucket is summed when the step ends, and also holds
 - what a job has to tell of each chip, such as how long it computed: a number for each.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -52,6 +52,10 @@ class Gradients:
             if parameter not in self._names
         }
         self._buffers = _buffers_of(model)
+        self._held = [
+            (path, each._buffers, _present_in(each._buffers))
+            for path, each in model.named_modules()
+        ]
         self.remember()
         self._bad_buffers: list[str] = []  # whose change on this chip is not finite
         self._has_trained = False  # whether a step has had a gradient, on any chip
@@ -148,9 +152,11 @@ class Gradients:
         this norm.
 
         Raises:
-            InputError: a parameter that was frozen when the job was made has a gradient.
+            InputError: a parameter that was frozen when the job was made has a gradient, or the
+                model has other buffers than then.
         """
         self._refuse_thawed()
+        self._refuse_new_buffers()
         self._own_weight = weight
         again = [bucket.is_stale(weight) for bucket in self.buckets]
         for bucket in self.buckets:
@@ -280,6 +286,16 @@ class Gradients:
         for each, changes in zip(self._buffers, self._changes_of, strict=True):
             each.change(changes)
 
+    def _refuse_new_buffers(self) -> None:
+        """Raise InputError if the model has a buffer for which a chip that joins has no place."""
+        for path, held, before in self._held:
+            for name in _present_in(held) - before:
+                raise InputError(
+                    "Job needs a model that keeps its buffers, but "
+                    f"{f'{path}.{name}' if path else name} came after the job was made; make it "
+                    "in the module's __init__, or call the model once before you make the job"
+                )
+
     def freeze(self, names: Container[str]) -> None:
         """Freeze some parameters, and no others of those that the job was made with."""
         for parameter, name in self._names.items():
@@ -353,7 +369,7 @@ class _Buffers:
         """
         found = []
         for (name, (module, key)), shape in zip(self._slots.items(), self._shapes, strict=True):
-            buffer = module._buffers[key]
+            buffer = module._buffers.get(key)
             if buffer is None or buffer.shape != shape or buffer.dtype != self.dtype:
                 raise InputError(
                     f"Job needs buffers that keep shape and type, but {name} was "
@@ -381,6 +397,10 @@ def _buffers_of(model: torch.nn.Module) -> list[_Buffers]:
         path, _, key = name.rpartition(".")
         by_type.setdefault(buffer.dtype, {})[name] = model.get_submodule(path), key
     return [_Buffers(slots) for slots in by_type.values()]
+
+
+def _present_in(buffers: Mapping[str, torch.Tensor | None]) -> set[str]:
+    return {name for name, each in buffers.items() if each is not None}
 
 
 def _hash(part: torch.Tensor) -> int:
