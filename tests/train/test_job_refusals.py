@@ -110,6 +110,13 @@ def set_in_also() -> Job:
     return job(torch.nn.Linear(4, 4), also=[Colours()])
 
 
+def made_in_inference_mode() -> Job:
+    model = torch.nn.Linear(4, 4)
+    with torch.inference_mode():
+        model.register_buffer("scale", torch.ones(4))
+    return job(model)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -132,6 +139,7 @@ def set_in_also() -> Job:
         (rare_checks, "Job needs check_shares of at most 9007199254740991, but got 1000000"),
         (number_as_resume, 'a folder of checkpoints or "auto", but got 3'),
         (set_in_also, r"state\['also'\]\[0\]\['seen'\] is a set; leave it out"),
+        (made_in_inference_mode, r"scale was made in torch.inference_mode\(\); make the model"),
         (no_module, "Job needs a module, or several in a list or dict"),
     ],
 )

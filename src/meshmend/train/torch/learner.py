@@ -339,6 +339,11 @@ def check_memory(model: torch.nn.Module, who: str) -> None:
     for name, each in (*model.named_parameters(), *model.named_buffers()):
         if torch.nn.parameter.is_lazy(each):
             continue
+        if each.is_inference():
+            raise InputError(
+                f"{who} needs parameters and buffers that can be written to, but {name} was made "
+                "in torch.inference_mode(); make the model outside of it, or with torch.no_grad()"
+            )
         if each.is_meta:
             raise InputError(
                 f"{who} needs a model that is in memory, but {name} is on the device meta; give it "
