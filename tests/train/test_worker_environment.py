@@ -1,6 +1,7 @@
 """What a worker makes of its environment."""
 
 import os
+from multiprocessing import current_process
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,19 @@ def test_the_environment_says_whether_and_where_to_plan_ahead(
     more: dict[str, str], plan_ahead: PlanAheadSettings | None
 ) -> None:
     assert worker_environment_from(ENVIRONMENT | more).plan_ahead == plan_ahead
+
+
+def test_a_script_without_a_main_guard_makes_no_second_worker_of_its_chip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loader worker that is spawned runs it once more, with the variables of its worker."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(current_process(), "_inheriting", True, raising=False)
+    worker_environment.cache_clear()
+
+    with pytest.raises(InputError, match=r"runs the script once more.* if __name__ == '__main__'"):
+        worker_environment()
 
 
 @pytest.mark.parametrize("board", ["2", "2x2x2", "0x2", "two"])

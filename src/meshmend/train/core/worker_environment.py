@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -81,8 +82,20 @@ class WorkerEnvironment:
 
 @cache
 def worker_environment() -> WorkerEnvironment:
-    """Return what this process's environment variables say about its job."""
-    return worker_environment_from(os.environ)
+    """Return what this process's environment variables say about its job.
+
+    Raises:
+        InputError: they cannot be read, or are those of the process that has started this one.
+    """
+    found = worker_environment_from(os.environ)
+    # A loader worker that is spawned, not forked, imports the script before it does its own work.
+    if found.identity is not None and getattr(current_process(), "_inheriting", False):
+        raise InputError(
+            "a process that multiprocessing has spawned runs the script once more, and must not "
+            "join the job as another one of its chip: put the loop, and what makes the job, below "
+            "if __name__ == '__main__'"
+        )
+    return found
 
 
 # A worker that is forked from a process that has trained alone gets variables of its own.
