@@ -1,5 +1,6 @@
 """A job whose chips share the optimizer's state survives, on real processes."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,8 @@ def test_the_loss_of_owner_and_mirror_is_told_and_the_newest_checkpoint_is_used(
     )
 
     check(result, redone=of_kind(result, "restored")[0]["lost"] - 10)
-    assert "of the parameters after step 13 is lost" in result["stderr"]
+    # On a fast machine the next step is done before the chips die.
+    assert re.search(r"of the parameters after step 1[34] is lost", result["stderr"])
     assert len(of_kind(result, "lost")) >= 1
 
 

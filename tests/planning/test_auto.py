@@ -263,12 +263,13 @@ def test_it_goes_past_an_algorithm_whose_table_has_too_many_rows(
 
     with pytest.raises(UnsupportedError, match="ring-1d needs a table of at most 5,000 rows"):
         algorithm("ring-1d").build(mesh, Collective.REDUCE_SCATTER)
-    choice = choose(mesh, REFERENCE, 1e8, collective=Collective.REDUCE_SCATTER)
+    question = Question(mesh, 1e8, REFERENCE, Collective.REDUCE_SCATTER)
+    choice = choose(question)
     assert chosen_schedule(mesh, choice, Collective.REDUCE_SCATTER).n_rows <= 5000
 
     monkeypatch.setattr("meshmend.schedule.table.MAX_ROWS", 4000)
     with pytest.raises(UnsupportedError, match="trees needs a table of at most 4,000 rows"):
-        price(Question(mesh, 1e8, REFERENCE, Collective.REDUCE_SCATTER), "trees")
+        price(question, "trees")
 
 
 @pytest.mark.parametrize(("payload_bytes", "most"), [(1e7, 1.07), (1e9, 1.008)])

@@ -135,8 +135,8 @@ def best_owner_trees(
     Raises:
         UnsupportedError: the table has too many rows.
     """
-    n_ways = 1 if collective in _HALVES else 2
-    check_n_rows("trees", mesh.n_live, n_ways * mesh.n_live * (mesh.n_live - 1))
+    n_ranks = question.mesh.n_live
+    check_n_rows("trees", n_ranks, question.n_halves * n_ranks * (n_ranks - 1))
     progress("trees: packing")
     trees, first = _likely_fastest(question, slices)
     progress("trees: simulating")
