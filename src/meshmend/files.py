@@ -15,6 +15,7 @@ DRAFT: Final = ".part"  # ends the names of files that are being written
 
 Content = str | bytes | Callable[[BinaryIO], object]
 
+_NOT_REPLACED: Final = (errno.EACCES, errno.EPERM, errno.EBUSY)
 _NO_FOLDER_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)  # of file systems that cannot flush a folder
 
 
@@ -45,6 +46,26 @@ def write_whole(file: Path, content: Content, *, is_durable: bool = True) -> Non
         raise
     if is_durable:
         sync_folder(file.parent)
+
+
+def write_named(path: Path, content: str | bytes) -> None:
+    """Write a file that a user has named, and replace it in one piece where that can be done.
+
+    A link stays a link. What is no plain file, such as /dev/stdout, and what cannot be replaced,
+    such as a file that is mounted or lies in somebody else's folder, is written in place.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    file = path.resolve()
+    if not file.exists() or file.is_file():
+        try:
+            write_whole(file, content, is_durable=False)
+            return
+        except OSError as error:
+            if error.errno not in _NOT_REPLACED or not file.exists():
+                raise
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def sync_folder(folder: Path) -> None:

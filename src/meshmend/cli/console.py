@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshmend.errors import InputError
+from meshmend.files import write_named
 
 _LONGEST_LINE: Final = 1 << 16
 _STREAM: Final = "stderr"  # the logger of text that no logger wrote
@@ -54,14 +55,14 @@ def note(line: str, *, message: str = "", level: str = "info", **fields: Any) ->
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, and make the folders above it.
+    """Write a file, and make the folders above it; if that fails, an earlier file is kept.
 
     Raises:
         InputError: it cannot be written.
     """
     _make_folder(path)
     try:
-        path.write_text(text, encoding="utf-8")
+        write_named(path, text)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
 

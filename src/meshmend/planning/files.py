@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshmend.errors import InputError, PlanFileError
-from meshmend.files import write_whole
+from meshmend.files import write_named
 from meshmend.planning.target import Target
 from meshmend.planning.tree_formula import Pipeline
 from meshmend.schedule.table import Collective, Colours, Phase, Schedule, index_dtype
@@ -121,11 +121,7 @@ def write_plan(
     """
     content = encode_plan(PlanFile(mesh, schedule, pipeline, target or Target(), tiling))
     try:
-        if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
-            path.write_bytes(content)
-            return
-        file = path.resolve()  # a link stays a link
-        write_whole(file, content, is_durable=False)
+        write_named(path, content)
     except OSError as error:
         raise PlanFileError(f"cannot write the plan to {path}: {error.strerror}") from None
 
