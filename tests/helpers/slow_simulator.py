@@ -37,6 +37,7 @@ class Figures:
     payload: Fraction
     # How many, what a message takes, bytes a second, and what a rank's start takes.
     processors: tuple[int, Fraction, Fraction, Fraction] | None = None
+    queue: Fraction = Fraction(0)  # bytes that a link takes before it carries them
 
 
 @dataclass
@@ -51,6 +52,7 @@ class SlowSimulation:
     round: int = 0
     holds: dict[Message, list[Fraction]] = field(default_factory=dict)
     starts: dict[Message, list[Fraction]] = field(default_factory=dict)
+    queues: dict[int, list[Message]] = field(default_factory=dict)  # taken, but not started
     came_to_chip: dict[Message, int] = field(default_factory=dict)  # in which round
     adding_since: dict[Message, Fraction] = field(default_factory=dict)
     leaving_since: dict[Message, Fraction] = field(default_factory=dict)  # worked on at its source
@@ -218,34 +220,46 @@ class SlowSimulation:
 
         Processors choose when nothing else starts any more at this moment.
         """
-        taken = {
-            self.rows[message[1]].path[hop]
-            for message in left
-            for hop, start in enumerate(self.starts[message])
-            if start + self.holds[message][hop] > self.now
-        }
+        starts_any = self._choose_messages(left)
         adding = {
             self.rows[message[1]].dst
             for message, since in self.adding_since.items()
             if message not in self.in_place and since + self._add_time(message) > self.now
         }
-        on_channel: dict[int, Message] = {}
-        for message in left:
-            channel = self._waits_for(message)
-            if channel is not None and channel not in taken:
-                other = on_channel.get(channel, message)
-                on_channel[channel] = min(message, other, key=self._priority)
         at_chip: dict[int, tuple[int, tuple[float, int], Message]] = {}
         for message, came in self.came_to_chip.items():
             chip = self.rows[message[1]].dst
             if message not in self.adding_since and chip not in adding:
                 this = (came, self._priority(message), message)
                 at_chip[chip] = min(this, at_chip.get(chip, this))
-        for message in on_channel.values():
-            self.starts[message].append(self.now)
         for _, _, message in at_chip.values():
             self.adding_since[message] = self.now
-        return bool(on_channel or at_chip) or self._choose_work(left)
+        return bool(starts_any or at_chip) or self._choose_work(left)
+
+    def _choose_messages(self, left: Sequence[Message]) -> bool:
+        """Let every link take what waits, as far as it may, and start what it took first."""
+        carried = {
+            self.rows[message[1]].path[hop]: message
+            for message in left
+            for hop, start in enumerate(self.starts[message])
+            if start + self.holds[message][hop] > self.now
+        }
+        starts_any = False
+        for message in sorted(left, key=self._priority):
+            channel = self._waits_for(message)
+            if channel is None or message in self.queues.setdefault(channel, []):
+                continue
+            has = [*self.queues[channel], *([carried[channel]] if channel in carried else [])]
+            if not has or sum(map(self._queued_bytes, has)) < self.figures.queue:
+                self.queues[channel].append(message)
+        for channel, taken in self.queues.items():
+            if taken and channel not in carried:
+                self.starts[taken.pop(0)].append(self.now)
+                starts_any = True
+        return starts_any
+
+    def _queued_bytes(self, message: Message) -> Fraction:
+        return self._bytes(message) + self.figures.overhead * self.figures.bandwidth
 
 
 def busy_of(simulation: SlowSimulation) -> Mapping[int, Fraction]:

@@ -62,7 +62,7 @@ def test_that_is_faster_there_than_what_they_run_without_one(n_bytes: int) -> No
         program = program_of(schedule, proved.hazards, proved.placement.routes)
         return simulate(program, fabric, payload_bytes=n_bytes, slices=slices).time_s
 
-    assert time_s(auto_on(fabric.name)) < 0.92 * time_s("auto")
+    assert time_s(auto_on(fabric.name)) < 0.93 * time_s("auto")
 
 
 def test_slices_travel_with_a_plan_to_the_folder_and_to_other_chips(

@@ -109,6 +109,20 @@ def test_a_chip_keeps_one_processor_busy_at_a_time_and_a_host_all_it_has() -> No
     assert [time_s(of_two, n) for n in (1, 2, 4)] == near([4.0, 2.0, 2.0])
 
 
+@pytest.mark.parametrize(("queue_bytes", "start_s"), [(0.0, 2.5), (2.5, 2.5), (2.6, 3.75)])
+def test_nothing_overtakes_what_a_link_has_taken(queue_bytes: float, start_s: float) -> None:
+    """Row 1 has priority on 1 -> 2, but comes at 1.75; a message holds the link for 1.25."""
+    others: Rows = [(1, 2, chunk, chunk + 1, COPY) for chunk in (1, 2, 3)]
+    rows: Rows = [(0, 1, 0, 1, COPY), (1, 2, 0, 1, COPY), *others]
+    program = program_on(parse_mesh("1x3"), schedule_with(rows, 3, 4))
+    figures = replace(UNIT, queue_bytes=queue_bytes)
+
+    trace = simulate(program, figures, payload_bytes=4, slices=1, trace=True).trace
+
+    assert trace is not None
+    assert trace.start_s[trace.row == 1] == [start_s]
+
+
 def test_messages_on_one_channel_follow_one_another_in_row_order() -> None:
     rows: Rows = [(0, 1, 0, 1, COPY), (0, 1, 1, 2, COPY), (0, 1, 2, 3, COPY)]
 
@@ -260,7 +274,9 @@ def random_case(seed: int) -> tuple[Mesh, Schedule, Fabric, float, int]:
     limited = chip if rng.random() < 0.5 else None
     mesh = mesh.slowed(*random_speeds(mesh, seed))
     figures = Fabric("random", bandwidth, latency, overhead, limited)
-    return mesh, schedule, replace(figures, processors=random_processors(seed)), payload, slices
+    queue = float(np.random.default_rng((seed, 64)).choice([0, 0, 0.25, 1, 3])) * payload
+    figures = replace(figures, processors=random_processors(seed), queue_bytes=queue)
+    return mesh, schedule, figures, payload, slices
 
 
 def random_processors(seed: int) -> Processors | None:
@@ -318,6 +334,7 @@ def both(seed: int) -> tuple[Simulation, SlowSimulation]:
         chip_bandwidth=None if chip is None else Fraction(chip),
         payload=Fraction(payload),
         processors=exact_processors(figures),
+        queue=Fraction(figures.queue_bytes),
     )
     program = program_of(schedule, hazards, routes)
     delay_slices = random_delays(seed, schedule.n_rows)

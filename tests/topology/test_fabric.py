@@ -57,6 +57,7 @@ def test_an_override_that_changes_nothing_is_the_preset() -> None:
         ({"message_overhead_s": float("nan")}, "needs zero or a positive message_overhead_s"),
         ({"chip_bandwidth_bytes_per_s": 0.0}, "needs a positive chip_bandwidth_bytes_per_s"),
         ({"hop_latency_s": "1us"}, "needs zero or a positive hop_latency_s, but got 1us"),
+        ({"queue_bytes": -1.0}, "needs zero or a positive queue_bytes, but got -1.0"),
         ({"processors": 2}, "its processors as Processors, but got 2"),
     ],
 )
@@ -80,10 +81,18 @@ def test_impossible_figures_are_refused(figures: dict[str, Any], message: str) -
         "1.23GB/s,0s,1.2ns",
         "100B/s,2s,0s",
         "6.15MB/s,20us,12us,2,3us,865MB/s,250us",
+        "6.15MB/s,20us,12us,18KB",
+        "6.15MB/s,20us,12us,18KB,2,3us,865MB/s,250us",
     ],
 )
 def test_figures_are_written_as_they_are_read(figures: str) -> None:
     assert fabric(figures).figures == figures
+
+
+def test_a_fabric_without_queues_names_none() -> None:
+    assert "queue_bytes" not in fabric("reference").summary()
+    assert fabric("6.15MB/s,20us,12us,18KB").summary()["queue_bytes"] == 18e3
+    assert str(fabric("6.15MB/s,20us,12us,18KB")).endswith(", 12 us a message, 18 KB queued")
 
 
 def test_a_fabric_without_processors_names_none() -> None:

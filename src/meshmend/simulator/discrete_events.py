@@ -3,8 +3,9 @@
 `nodes` holds everything that waits. Messages in flight wait in queues, one for each delay: to hold
 a channel, to hold it and travel, to travel, to be added up, or to be worked on by a processor,
 each for a few message sizes.
-Messages that are ready wait by priority, in one heap for each channel. Node c belongs to channel c
-and stands for its release.
+Messages that are ready wait by priority, in one heap for each channel. What a channel has taken of
+them waits in a list of its own, first in first out. Node c belongs to channel c and stands for its
+release.
 
 Kernels take each array as an argument of its own: a tuple of arrays would be copied at every call.
 """
@@ -78,9 +79,14 @@ TRAVEL: Final = 4
 
 # Columns of State.channels.
 WAITING: Final = 0  # the heap of what waits
-DOING: Final = 1  # IDLE, CHOOSING or BUSY
+DOING: Final = 1  # IDLE, or the bits CHOOSING and BUSY
 BUSY_TICKS: Final = 2
-TO_CHOOSE: Final = 3  # entry i: the channel that is i-th to choose what it starts next
+TO_CHOOSE: Final = 3  # entry i: the channel that is i-th to choose what it takes next
+AHEAD: Final = 4  # it takes messages while it holds fewer than so many ticks of them
+HELD: Final = 5  # so many does it hold, at full speed; 0 if it takes none ahead
+FIRST_TAKEN: Final = 6  # the list of what it took and has not started
+LAST_TAKEN: Final = 7
+N_CHANNEL_COLUMNS: Final = 8
 IDLE: Final = 0
 CHOOSING: Final = 1
 BUSY: Final = 2
@@ -136,11 +142,24 @@ def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int
     while True:
         for at in range(clock[N_TO_CHOOSE]):
             channel = channels[at, TO_CHOOSE]
-            node = _first_waiting(clock, nodes, channels, levels, channel)
+            is_free = not channels[channel, DOING] & BUSY
             channels[channel, DOING] = BUSY
-            _start(
-                clock, nodes, delays, channels, rows, hops, hop_delay, phases, trace, channel, node
-            )
+            if is_free:
+                node = channels[channel, FIRST_TAKEN]
+                if node == NOTHING:
+                    node = _first_waiting(clock, nodes, channels, levels, channel)
+                    _hold(delays, channels, rows, channel, nodes[node, KEY], 1)
+                else:
+                    channels[channel, FIRST_TAKEN] = nodes[node, NEXT]
+                _start(
+                    clock, nodes, delays, channels, rows, hops, hop_delay, phases, trace, channel,
+                    node,
+                )  # fmt: skip
+            while channels[channel, HELD] < channels[channel, AHEAD]:
+                if channels[channel, WAITING] == NOTHING:
+                    break
+                node = _first_waiting(clock, nodes, channels, levels, channel)
+                _take(nodes, delays, channels, rows, channel, node)
         clock[N_TO_CHOOSE] = 0
         if clock[CHIPS_LIMIT]:
             _add_up(clock, nodes, delays, chips, rows)
@@ -178,7 +197,7 @@ def run(tables: Tables, levels: NDArray[np.int32], state: State, until_done: int
                 elif kind == ADDED:
                     _added(clock, nodes, chips, rows, node)
                 else:
-                    _release(clock, channels, node)
+                    _release(clock, nodes, delays, channels, rows, node)
                     if nodes[node, LEAVING]:
                         _set_off(
                             clock, nodes, channels, counters, rows, levels, hops, after, slot_row,
@@ -278,22 +297,44 @@ def _wait(clock, nodes, channels, hops, node):  # type: ignore[no-untyped-def]
     channel = channel_of(hops[nodes[node, HOP] & ROW_BITS])
     nodes[node, CHILD] = NOTHING
     channels[channel, WAITING] = meld(nodes, channels[channel, WAITING], node)
-    if channels[channel, DOING] == IDLE:
+    doing = channels[channel, DOING]
+    if doing == IDLE or (doing == BUSY and channels[channel, HELD] < channels[channel, AHEAD]):
         _list_to_choose(clock, channels, channel)
 
 
 @inlined
-def _release(clock, channels, channel):  # type: ignore[no-untyped-def]
-    """Let a channel choose among the messages that wait for it; without any it is idle."""
-    if channels[channel, WAITING] == NOTHING:
-        channels[channel, DOING] = IDLE
+def _take(nodes, delays, channels, rows, channel, node):  # type: ignore[no-untyped-def]
+    """Add a message to those that nothing overtakes any more."""
+    nodes[node, NEXT] = NOTHING
+    if channels[channel, FIRST_TAKEN] == NOTHING:
+        channels[channel, FIRST_TAKEN] = node
     else:
+        nodes[channels[channel, LAST_TAKEN], NEXT] = node
+    channels[channel, LAST_TAKEN] = node
+    _hold(delays, channels, rows, channel, nodes[node, KEY], 1)
+
+
+@inlined
+def _hold(delays, channels, rows, channel, key, sign):  # type: ignore[no-untyped-def]
+    """Count a message among those that a channel holds, if it takes any ahead, or no longer."""
+    if channels[channel, AHEAD]:
+        size_class = np.int64(rows[key & ROW_BITS, SIZE_CLASS])
+        channels[channel, HELD] += sign * delays[N_KINDS * size_class + RELEASE, TICKS]
+
+
+@inlined
+def _release(clock, nodes, delays, channels, rows, channel):  # type: ignore[no-untyped-def]
+    """Let a channel start what it has taken, or choose among what waits; else it is idle."""
+    channels[channel, DOING] &= CHOOSING
+    _hold(delays, channels, rows, channel, nodes[channel, KEY], -1)
+    has_more = channels[channel, WAITING] != NOTHING or channels[channel, FIRST_TAKEN] != NOTHING
+    if has_more and channels[channel, DOING] == IDLE:
         _list_to_choose(clock, channels, channel)
 
 
 @inlined
 def _list_to_choose(clock, channels, channel):  # type: ignore[no-untyped-def]
-    channels[channel, DOING] = CHOOSING
+    channels[channel, DOING] |= CHOOSING
     channels[clock[N_TO_CHOOSE], TO_CHOOSE] = channel
     clock[N_TO_CHOOSE] += 1
 

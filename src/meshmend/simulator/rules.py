@@ -25,7 +25,10 @@ These rules determine every simulated time:
   `update_rate` is set, an update takes `bytes / update_rate`, one after another at each owner.
 - A local row, between two buffers of one chip, takes no link and no time; if it reduces and
   `chip_bandwidth` is set, it is added up like a message that has arrived.
-- A free channel starts at once the message with the highest priority of those that wait for it.
+- A channel that is free takes at once the message with the highest priority of those that wait for
+  it. It takes more while those that it has, with the one that it carries, are less than the
+  fabric's `queue_bytes`, a message's overhead counted as the bytes of its time. It carries them in
+  the order in which it took them: nothing overtakes what a link has taken.
 - Of two messages that wait, the one with the smaller (slice + delay, row) has priority. A row's
   delay, in slices and rounded to 64ths, is zero unless it is given: a row with a delay of 3 lets
   rows without delay go first until they are three slices ahead. Of one row the earlier slice goes
@@ -57,7 +60,7 @@ from meshmend.topology.fabric import Fabric
 Progress = Callable[[float], None]  # called with the part that is done, from 0 to 1
 
 _TICKS_PER_DELAY = 2.0**44  # of the longest delay, as far as ...
-_TICKS_IN_ALL = 2.0**62  # ... all delays one after another stay below this
+_TICKS_IN_ALL = 1 << 62  # ... all delays one after another stay below this
 _MOST_MESSAGES = 1 << 28  # a minute; of more nobody would see the end
 _MESSAGES_PER_REPORT = 1 << 19
 
@@ -136,8 +139,10 @@ def simulate(
         )
     levels = _levels(program, delay_slices)
     delays, tick_s = _delays(program, fabric, payload_bytes, slices)
+    ahead_s = fabric.queue_bytes / fabric.link_bandwidth_bytes_per_s
+    ahead = int(min(ahead_s / tick_s, _TICKS_IN_ALL))
     n_traced = program.n_hops * slices * trace
-    state = _start_state(program, delays, slices, fabric, n_traced=n_traced)
+    state = _start_state(program, delays, slices, fabric, ahead=ahead, n_traced=n_traced)
     _run(program, levels, state, slices, progress)
     return Simulation(
         schedule=program.schedule,
@@ -198,7 +203,13 @@ def _delays(
 
 
 def _start_state(
-    program: Program, delays: NDArray[np.int64], slices: int, fabric: Fabric, *, n_traced: int
+    program: Program,
+    delays: NDArray[np.int64],
+    slices: int,
+    fabric: Fabric,
+    *,
+    ahead: int,
+    n_traced: int,
 ) -> State:
     """Return the state at time 0: every channel is free, and nothing waits yet."""
     clock = np.zeros(nodes.N_CLOCK, dtype=np.int64)
@@ -212,8 +223,9 @@ def _start_state(
     if fabric.processors is not None:
         clock[nodes.HAS_WORK], clock[nodes.N_IDLE] = 1, fabric.processors.n
         ends = _ends(program)
-    channels = np.zeros((n_queues, 4), dtype=np.int64)
-    channels[:, events.WAITING] = nodes.NOTHING
+    channels = np.zeros((n_queues, events.N_CHANNEL_COLUMNS), dtype=np.int64)
+    channels[:, [events.WAITING, events.FIRST_TAKEN]] = nodes.NOTHING
+    channels[: program.n_channels, events.AHEAD] = ahead
     queues = np.full((delays.size, nodes.N_DELAY_COLUMNS), nodes.NOTHING, dtype=np.int64)
     queues[:, nodes.TICKS] = delays
     chips = np.full((program.schedule.n_ranks, 4), nodes.NOTHING, dtype=np.int64)

@@ -13,7 +13,14 @@ from types import MappingProxyType
 from typing import Any
 
 from meshmend.errors import InputError, check_kind
-from meshmend.units import format_bandwidth, format_time, parse_bandwidth, parse_time
+from meshmend.units import (
+    format_bandwidth,
+    format_bytes,
+    format_time,
+    parse_bandwidth,
+    parse_bytes,
+    parse_time,
+)
 
 # Beyond these, times of a whole sum no longer fit a table, and no machine is so slow.
 _SLOWEST_BYTES_PER_S, _LONGEST_S = 1.0, 1e6
@@ -60,9 +67,10 @@ class Fabric:
 
     A link carries `link_bandwidth_bytes_per_s` in each direction at once, a message's head
     takes `hop_latency_s` over a link, and each message holds a link for `message_overhead_s`
-    beyond its bytes. A chip adds up `chip_bandwidth_bytes_per_s`; None: adding takes no time. In a
-    sharded update a chip turns `update_bytes_per_s` of its sums into weights; None: no time. Where
-    chips are processes of one host, they share its `processors`.
+    beyond its bytes. A link takes up to `queue_bytes` before it can carry them, as a kernel does;
+    nothing overtakes these. A chip adds up `chip_bandwidth_bytes_per_s`; None: adding takes no
+    time. In a sharded update a chip turns `update_bytes_per_s` of its sums into weights; None: no
+    time. Where chips are processes of one host, they share its `processors`.
     """
 
     name: str
@@ -74,6 +82,7 @@ class Fabric:
     usual_mesh: str = ""  # for the reader, such as "16x16 torus"
     update_bytes_per_s: float | None = None
     processors: Processors | None = None
+    queue_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -81,6 +90,7 @@ class Fabric:
         self._check("link_bandwidth_bytes_per_s", self.link_bandwidth_bytes_per_s, "a positive")
         self._check("hop_latency_s", self.hop_latency_s, "zero or a positive")
         self._check("message_overhead_s", self.message_overhead_s, "zero or a positive")
+        self._check("queue_bytes", self.queue_bytes, "zero or a positive")
         if self.chip_bandwidth_bytes_per_s is not None:
             self._check("chip_bandwidth_bytes_per_s", self.chip_bandwidth_bytes_per_s, "a positive")
         if self.update_bytes_per_s is not None:
@@ -125,6 +135,8 @@ class Fabric:
             f"{format_time(self.hop_latency_s)} a hop",
             f"{format_time(self.message_overhead_s)} a message",
         ]
+        if self.queue_bytes:
+            parts.append(f"{format_bytes(self.queue_bytes)} queued")
         if self.chip_bandwidth_bytes_per_s is not None:
             parts.append(f"{format_bandwidth(self.chip_bandwidth_bytes_per_s)} a chip")
         if self.update_bytes_per_s is not None:
@@ -135,12 +147,14 @@ class Fabric:
 
     @property
     def figures(self) -> str:
-        """The figures of links and processors as `fabric` reads them, three digits each."""
+        """The figures of links, queues and processors as `fabric` reads them, three digits each."""
         words = [
             figures_text(
                 self.link_bandwidth_bytes_per_s, self.hop_latency_s, self.message_overhead_s
             )
         ]
+        if self.queue_bytes:
+            words.append(format_bytes(self.queue_bytes))
         if (processors := self.processors) is not None:
             words += [
                 str(processors.n),
@@ -151,10 +165,12 @@ class Fabric:
         return ",".join(words).replace(" ", "")
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures as a JSON value; a fabric without processors does not name them."""
+        """Return the figures as a JSON value; without processors or queues it names none."""
         figures = asdict(self)
         if self.processors is None:
             del figures["processors"]
+        if not self.queue_bytes:
+            del figures["queue_bytes"]
         return figures
 
     def _check(self, figure: str, value: float, needed: str) -> None:
@@ -244,6 +260,7 @@ _PRESETS = (
         message_overhead_s=12e-6,
         source="Measured by `meshmend bench --mesh 4x4 --testbed 50Mbit`, headers left out.",
         usual_mesh="4x4, made by `meshmend testbed up --link 50Mbit`",
+        queue_bytes=18_000,
     ),
 )
 FABRICS: Mapping[str, Fabric] = MappingProxyType({preset.name: preset for preset in _PRESETS})
@@ -260,9 +277,10 @@ def figures_text(
 def fabric(text: str) -> Fabric:
     """Return the preset of a name, or a fabric of your own figures: `6.15MB/s,44us,12us`.
 
-    Those are the bandwidth of a link, the latency of a hop and the overhead of a message. Of chips
-    that share the processors of a host four more may follow: how many these are, what a message and
-    its bytes take of them, and what a chip's start does: `2,3us,865MB/s,250us`.
+    Those are the bandwidth of a link, the latency of a hop and the overhead of a message. A fourth
+    may follow, how many bytes a link takes before it can carry them: `18KB`. Of chips that share
+    the processors of a host four more may follow: how many these are, what a message and its bytes
+    take of them, and what a chip's start does: `2,3us,865MB/s,250us`.
 
     Raises:
         InputError: there is no such preset, the figures cannot be read, or no machine is so slow.
@@ -275,19 +293,22 @@ def fabric(text: str) -> Fabric:
             )
         return FABRICS[text]
     figures = text.split(",")
-    if len(figures) not in (3, 7):
+    if len(figures) not in (3, 4, 7, 8):
         raise InputError(
             "--fabric needs a link's bandwidth, a hop's latency and a message's overhead, such as "
-            "6.15MB/s,44us,12us, and perhaps the number of processors that chips share, what a "
-            f"message and its bytes take of them, and a start: 2,3us,1GB/s,250us, but got {text!r}"
+            "6.15MB/s,44us,12us, perhaps what a link takes ahead: 18KB, and perhaps the number of "
+            "processors that chips share, what a message and its bytes take of them, and a start: "
+            f"2,3us,1GB/s,250us, but got {text!r}"
         )
-    bandwidth, latency, overhead, *of_processors = figures
+    bandwidth, latency, overhead, *more = figures
+    queue = more.pop(0) if len(figures) % 4 == 0 else "0B"
     found = Fabric(
         name=text,
         link_bandwidth_bytes_per_s=parse_bandwidth(bandwidth),
         hop_latency_s=parse_time(latency),
         message_overhead_s=parse_time(overhead),
-        processors=_parse_processors(*of_processors) if of_processors else None,
+        processors=_parse_processors(*more) if more else None,
+        queue_bytes=parse_bytes(queue),
     )
     return _checked(found)
 

@@ -40,7 +40,7 @@ from meshmend.transport.tasks import Bytes, Numbers, Task, describe_fingerprint
 # the receiver's window may be small: with a window of the kernel TCP queued 16 to 25 ms a hop over
 # links of 50 Mbit/s, which cost trees a sixth of their time. A window that is smaller than what a
 # link carries in a round trip is worse: then the link waits.
-_UNSENT_BYTES: Final = 1 << 13
+UNSENT_BYTES: Final = 1 << 13
 _WORD: Final = 1 << 32
 
 _REPORT_S: Final = 0.25  # for sending or reading the reason
@@ -301,7 +301,7 @@ class SocketTransport:
         if is_local(connection):
             return  # its buffers are small, and the kernel sees at once when the peer is gone
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         if self._link_timeout_s:
             keep_alive(connection, self._link_timeout_s)
 

@@ -7,6 +7,7 @@ processors are all there is: the figures of links are what they leave.
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,12 +21,16 @@ from meshmend.planning.link_probes import (
     on_processors,
     processor_probes,
 )
+from meshmend.planning.settings import SMALL_WINDOW_BYTES
 from meshmend.schedule.hazards import hazards_of
 from meshmend.topology.fabric import Fabric
+from meshmend.transport.sockets import UNSENT_BYTES
 
 _N_REPETITIONS = 4
 _SHORT_S = 0.08
 _LOOPBACK_BYTES = 1 << 19
+# Half of a window waits for its link; the other half is carried, and not yet acknowledged.
+_QUEUE_BYTES = SMALL_WINDOW_BYTES // 2 + UNSENT_BYTES
 _LEAST_PIECES, _MOST_PIECES = 16, 512  # of the short probe
 
 
@@ -54,6 +59,7 @@ def measured_fabric(network: Network, progress: Callable[[str], None]) -> Fabric
     fabric = fabric_from(network.mesh, *least_s[: len(of_links)], n_pieces=n_pieces)
     if n_processors is None:
         return fabric
+    fabric = replace(fabric, queue_bytes=_QUEUE_BYTES)
     return on_processors(fabric, n_processors, probes, least_busy_s)
 
 
