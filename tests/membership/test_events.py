@@ -213,6 +213,13 @@ def test_the_table_of_the_docs_has_exactly_the_kinds_and_fields_with_their_types
     }
 
 
+def test_the_docs_name_all_kinds_of_faults() -> None:
+    sentence = re.search(r"\*\*kind of fault\*\* is one of ([^(]*)", DOCS.read_text())
+
+    assert sentence is not None
+    assert re.findall(r"`(\w+)`", sentence[1]) == list(FaultKind)
+
+
 def test_the_example_of_the_docs_is_a_run() -> None:
     example = [line for line in DOCS.read_text().splitlines() if line.startswith("    {")]
 
