@@ -150,7 +150,7 @@ def test_show_draws_slow_links(tmp_path: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("slow", "words"),
     [
-        ("link:0,0-0,1=2", "needs a speed from 0.001 to 1, but got 2.0"),
+        ("link:0,0-0,1=2", "to 1, but got 2.0; 1 is the full bandwidth"),
         ("link:0,0-1,1=0.5", "Mesh 4x4 has no link:0,0-1,1"),
         ("0,0=0.5", "--slow cannot read '0,0=0.5'"),
     ],

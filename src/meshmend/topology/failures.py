@@ -90,8 +90,8 @@ class SlowLink:
     def __post_init__(self) -> None:
         if not LEAST_SPEED <= self.speed <= 1:
             raise TopologyError(
-                f"{self.link} needs a speed from {LEAST_SPEED} to 1, but got {self.speed}; a link "
-                "that is slower than that is better left out with --fail"
+                f"{self.link} needs a speed from {LEAST_SPEED} to 1, but got {self.speed}; 1 is "
+                "the full bandwidth, and a link below the least is left out with --fail"
             )
 
     def __str__(self) -> str:
