@@ -448,7 +448,7 @@ class TrainingConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "Each replica is a tile of several chips, such as `2x2`; for gpt.",
-            metavar="SHAPE",
+            metavar="RxC",
             empty="each chip has the whole model",
         ),
     ] = ""
@@ -521,7 +521,7 @@ class LocalConfig(Struct, frozen=True, kw_only=True):
         str,
         _leaf(
             "Put each worker into its chip's network, with links of e.g. `50Mbit`.",
-            metavar="BANDWIDTH",
+            metavar="RATE",
             empty="none",
         ),
     ] = ""

@@ -35,6 +35,19 @@ def test_every_command_that_prints_figures_takes_json(name: str) -> None:
     assert "--json" in [option for each in COMMANDS[name].params for option in each.opts]
 
 
+def test_an_option_asks_for_the_same_thing_in_every_command() -> None:
+    """`--output` asks for a file, a folder, or either; `--set` of a forecast has no groups."""
+    asked: dict[str, set[str | None]] = {}
+    for command in COMMANDS.values():
+        for each in command.params:
+            name = next((name for name in each.opts if name.startswith("--")), "")
+            if name and not getattr(each, "is_flag", False) and not each.hidden:
+                asked.setdefault(name, set()).add(each.metavar)
+
+    assert [name for name, words in asked.items() if None in words] == []
+    assert {name for name, words in asked.items() if len(words) > 1} == {"--output", "--set"}
+
+
 @pytest.mark.parametrize(
     ("line", "where"),
     [

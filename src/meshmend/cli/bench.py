@@ -76,11 +76,14 @@ def bench_command(
         ),
     ] = 5,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write an SVG chart: ratio to the limit.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write an SVG chart: ratio to the limit."
+        ),
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option("--save", metavar="DIR", help="Write a dated result file in this folder."),
+        typer.Option("--save", metavar="FOLDER", help="Write a dated result file in this folder."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:

@@ -53,11 +53,14 @@ def export_command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="The file; for chakra-et a folder. Else standard output."
+            "-o",
+            "--output",
+            metavar="PATH",
+            help="The file; for chakra-et a folder. Else standard output.",
         ),
     ] = None,
     slices: Annotated[
-        int, typer.Option("--slices", help="With chakra-et: pieces of the payload.")
+        int, typer.Option("--slices", metavar="N", help="With chakra-et: pieces of the payload.")
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -159,7 +162,8 @@ def import_command(
     payload: PayloadOption = "100MB",
     fabric: FabricOption = "reference",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the plan to this JSON file.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the plan to this JSON file."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -64,7 +64,10 @@ def explore_command(
     ] = None,
     secret_file: SecretOption = None,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Where to listen; 0: any free port.")
+        int,
+        typer.Option(
+            "--port", metavar="N", min=0, max=65535, help="Where to listen; 0: any free port."
+        ),
     ] = 0,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")

@@ -54,7 +54,7 @@ def forecast_command(
     spares: Annotated[Text, _option("spares", "N", "Spare hosts, or other spare units.")] = None,
     payload: Annotated[Text, _option("payload", "SIZE", "Bytes to sum per chip.")] = None,
     fabric: Annotated[
-        Text, _option("fabric", "NAME", "The links: 'meshmend fabrics' lists them.")
+        Text, _option("fabric", "FABRIC", "The links: 'meshmend fabrics' lists them.")
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -93,14 +93,20 @@ def forecast_command(
             "spares+fault-tolerant, spares+sub-mesh, fault-tolerant:2+spares. Repeat for more.",
         ),
     ] = None,
-    years: Annotated[int, typer.Option("--years", help="Years to simulate.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same bits.")] = 0,
+    years: Annotated[int, typer.Option("--years", metavar="N", help="Years to simulate.")] = 100,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="The same seed gives the same bits.")
+    ] = 0,
     price: Annotated[
-        float | None, typer.Option("--price", help="Price of a chip for an hour.")
+        float | None, typer.Option("--price", metavar="PRICE", help="Price of a chip for an hour.")
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", help="Replay failures: a CSV of node,down,up, or LANL's file."),
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Replay failures: a CSV of node,down,up, or LANL's file.",
+        ),
     ] = None,
     fit: Annotated[
         bool, typer.Option("--fit", help="With --trace: print the rates that fit it, and stop.")
@@ -109,7 +115,8 @@ def forecast_command(
         bool, typer.Option("--break-even", help="Say where the best answer changes.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write an HTML page with charts.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write an HTML page with charts."),
     ] = None,
     example: Annotated[
         bool, typer.Option("--example", help="Print a commented file for --config.")

@@ -212,7 +212,7 @@ FabricOption = Annotated[
     str,
     typer.Option(
         "--fabric",
-        metavar="NAME",
+        metavar="FABRIC",
         help="The machine: 'meshmend fabrics' lists them. Or a link's bandwidth, a hop's latency "
         "and a message's overhead: 6.15MB/s,44us,12us.",
         autocompletion=_fabric_names,

@@ -25,7 +25,8 @@ def reproduce_command(
         bool, typer.Option("--quick", help="Only the two tables, no other readings of the paper.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write a page: HTML, self-contained.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write a page: HTML, self-contained."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -76,7 +77,7 @@ def reproduce_command(
 
 def figures_command(
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the pictures.")
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for the pictures.")
     ] = Path("figures"),
     as_json: JsonOption = False,
 ) -> None:

@@ -77,10 +77,13 @@ def plan_command(
     ] = None,
     slices: Annotated[
         int | None,
-        typer.Option("--slices", help="With --lower: pieces of the payload; else the fastest."),
+        typer.Option(
+            "--slices", metavar="N", help="With --lower: pieces of the payload; else the fastest."
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the plan to this JSON file.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the plan to this JSON file."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -148,7 +151,9 @@ def plan_command(
 
 
 def verify_command(
-    file: Annotated[Path, typer.Argument(help="A plan that 'meshmend plan -o' wrote.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan that 'meshmend plan -o' wrote.")
+    ],
     mesh: Annotated[
         str | None,
         typer.Option("--mesh", metavar="RxC", help="Insist that the plan is for this mesh."),

@@ -84,7 +84,8 @@ def show_command(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the picture to this SVG file.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the picture to this SVG file."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

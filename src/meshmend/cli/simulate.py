@@ -95,7 +95,8 @@ def simulate_command(
     ] = None,
     update_rate: UpdateRateOption = None,
     slices: Annotated[
-        int | None, typer.Option("--slices", help="Slices of the payload; the best if not given.")
+        int | None,
+        typer.Option("--slices", metavar="N", help="Slices of the payload; the best if not given."),
     ] = None,
     save_trace: Annotated[
         Path | None,
@@ -108,7 +109,9 @@ def simulate_command(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Write an SVG: a sweep's curve, or busy links."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write an SVG: a sweep's curve, or busy links."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

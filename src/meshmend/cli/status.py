@@ -61,7 +61,11 @@ def status_command(
     timeout: Annotated[
         float,
         typer.Option(
-            "--timeout", callback=check_seconds, min=0.1, help="Seconds to wait for an answer."
+            "--timeout",
+            metavar="SECONDS",
+            callback=check_seconds,
+            min=0.1,
+            help="How long to wait for an answer.",
         ),
     ] = 5.0,
 ) -> int:

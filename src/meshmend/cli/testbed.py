@@ -29,7 +29,8 @@ NameArgument = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="Which testbed; needed if there are several.")
 ]
 NameOption = Annotated[
-    str | None, typer.Option("--name", help="Which testbed; needed if there are several.")
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Which testbed; needed if there are several."),
 ]
 WhatArgument = Annotated[
     list[str],
@@ -51,7 +52,7 @@ def up_command(
     fail: FailOption = None,
     slow: SlowOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Its name; else bed1, bed2, ...")
+        str | None, typer.Option("--name", metavar="NAME", help="Its name; else bed1, bed2, ...")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

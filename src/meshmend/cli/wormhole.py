@@ -78,7 +78,8 @@ def run_command(
         typer.Option("--slices", metavar="N", help="Pieces of the payload, one after another."),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of the numbers to sum.")
+        int,
+        typer.Option("--seed", metavar="N", min=0, max=2**32 - 1, help="Of the numbers to sum."),
     ] = 0,
     as_json: JsonOption = False,
 ) -> int:
