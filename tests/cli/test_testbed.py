@@ -116,7 +116,7 @@ def test_without_a_testbed_status_and_down_all_say_so(capsys: pytest.CaptureFixt
         ("up --mesh 40x40 --link 50Mbit", "at most 256 chips"),
         ("up --mesh 2x2 --link 50Mbit --name a/b", "but got 'a/b'"),
         ("exec 0,0 ls", "there is none; make one with: meshmend testbed up"),
-        ("exec --name one 0,0 ls", "there is no testbed 'one'; there is none"),
+        ("exec --name one 0,0 ls", "there is no testbed 'one'; up: none"),
         ("exec 2x2@0,0 ls", "exec needs a chip such as 3,4, but got '2x2@0,0'"),
         ("exec nowhere ls", "exec needs a chip such as 3,4, but got 'nowhere'"),
         ("fail 0,0", "there is none; make one"),

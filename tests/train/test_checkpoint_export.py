@@ -220,7 +220,7 @@ def test_an_optimizer_without_a_state_goes_through_dcp_too(tmp_path: Path) -> No
         (["export", "RUN", "-o", "RUN"], "needs a new or an empty folder, but"),
         (["export", "RUN/none", "-o", "x"], "is not a folder"),
         (["export", ".", "-o", "x"], "has no checkpoints"),
-        (["list", "RUN/none"], "is not a folder"),
+        (["list", "RUN/none"], "meshmend checkpoint needs the folder of a run, but"),
         (["import", "RUN", "-o", "x"], "has no .metadata"),
         (
             ["export", "RUN", "-o", "/dev/null/x.safetensors"],

@@ -89,6 +89,8 @@ def train_command(
     )
     if what.lr is not None and not what.lr > 0:
         raise InputError(f"--lr needs a number above 0, but got {what.lr:g}")
+    if what.data and not Path(what.data).is_dir():
+        raise InputError(f"--data needs a folder, but {what.data} is none")
     begin, faults = local_job(config)
     check_choice("a batch policy", what.batch_policy, POLICIES)
     if config.job.check_shares:

@@ -405,7 +405,8 @@ def _check_asked(texts: Mapping[str, str]) -> None:
     if not any(_rate_input(kind) in texts for kind in KINDS):
         raise InputError(
             "forecast needs to know how often something fails: give "
-            "--failures-per-1000-host-days, or a preset with public rates such as meta-rsc-1"
+            "--failures-per-1000-host-days, which --trace FILE --fit prints for a trace, or a "
+            "preset with public rates such as meta-rsc-1"
         )
     if "repair" not in texts:
         raise InputError("forecast needs the mean repair time: give --repair, such as 24h")

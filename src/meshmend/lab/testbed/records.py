@@ -171,7 +171,7 @@ def load(name: str) -> Record:
     record = _read(record_path(name))
     if record is None or not record.is_alive:
         raise TestbedError(
-            f"there is no testbed {name!r}; there is {listed(live_records())}; "
+            f"there is no testbed {name!r}; up: {listed(live_records())}; "
             "make one with: meshmend testbed up"
         )
     return record

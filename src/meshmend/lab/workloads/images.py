@@ -95,7 +95,7 @@ def image_folder(folder: Path, *, side: int) -> ImageSource:
             not an image.
     """
     if not folder.is_dir():
-        raise InputError(f"image_folder needs a folder of images, but {folder} is not a folder")
+        raise InputError(f"--data needs a folder of images, but {folder} is not a folder")
     found = {
         path: images
         for path in sorted(folder.iterdir())
@@ -103,7 +103,7 @@ def image_folder(folder: Path, *, side: int) -> ImageSource:
     }
     if len(found) < 2:
         raise InputError(
-            f"image_folder needs two or more folders with {', '.join(SUFFIXES)} files, one "
+            f"--data needs two or more folders with {', '.join(SUFFIXES)} files, one "
             f"per class, but {folder} has {len(found)}; put the images in {folder}/CLASS/"
         )
     files = [file for images in found.values() for file in images]

@@ -125,13 +125,11 @@ def folder_texts(folder: Path) -> list[str]:
         InputError: the folder does not exist or has no text files, or a file is not UTF-8.
     """
     if not folder.is_dir():
-        raise InputError(f"text_folder needs a folder of text files, but {folder} is not a folder")
+        raise InputError(f"--data needs a folder of text files, but {folder} is not a folder")
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     texts = [_text(file) for file in files if file.is_file()]
     if not texts:
-        raise InputError(
-            f"text_folder needs {', '.join(SUFFIXES)} files, but {folder} has none of them"
-        )
+        raise InputError(f"--data needs {', '.join(SUFFIXES)} files, but {folder} has none of them")
     return texts
 
 

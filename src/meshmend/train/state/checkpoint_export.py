@@ -52,7 +52,7 @@ def checkpoint_folder(run: Path) -> Path:
         if any(folder.glob("step-*")):
             return folder
     what = "has no checkpoints" if run.is_dir() else "is not a folder"
-    raise InputError(f"this needs the folder of a run with checkpoints, but {run} {what}")
+    raise InputError(f"meshmend checkpoint needs the folder of a run, but {run} {what}")
 
 
 def read_checkpoint(run: Path, step: int | None = None, framework: Framework = AS_BYTES) -> Loaded:
