@@ -347,6 +347,17 @@ def test_one_payload_is_drawn_as_bars_with_predictions_marked(measured: Benchmar
     assert ">1.1<" in picture
 
 
+@pytest.mark.parametrize("n_payloads", [1, 2])
+def test_a_chart_of_loopback_explains_no_predictions(
+    measured: BenchmarkResults, n_payloads: int
+) -> None:
+    on_loopback = replace(measured.request, link_bandwidth=None)
+
+    picture = results_svg(replace(measured, request=on_loopback, sweep=measured.sweep[:n_payloads]))
+
+    assert "Processes on loopback. Lower is better.<" in picture
+
+
 def test_a_result_file_names_machine_versions_and_date(
     measured: BenchmarkResults, tmp_path: Path
 ) -> None:

@@ -312,7 +312,7 @@ def _bars(measured: BenchmarkResults) -> str:
         limit=1.0 if has_limit else None,
         title=f"{_title(measured)} of {format_bytes(point.payload_bytes)} measured on "
         f"{measured.request.mesh}",
-        caption=f"{_where(measured)} Lower is better. Predictions are for {measured.fabric}.",
+        caption=_caption(measured, "Predictions are for"),
     )
 
 
@@ -338,7 +338,7 @@ def _curves(measured: BenchmarkResults) -> str:
         if has_limit
         else Axis("median time", write=format_time),
         title=f"{_title(measured)} measured on {measured.request.mesh}",
-        caption=f"{_where(measured)} Lower is better. Dashed: simulated on {measured.fabric}.",
+        caption=_caption(measured, "Dashed: simulated on"),
     )
 
 
@@ -350,11 +350,15 @@ def _heights(sweep: tuple[PayloadResults, ...], times: list[float]) -> list[floa
     return [time_s / (point.limit_s or 1.0) for point, time_s in zip(sweep, times, strict=True)]
 
 
-def _where(measured: BenchmarkResults) -> str:
+def _caption(measured: BenchmarkResults, predictions: str) -> str:
+    """Return what stands below a chart; on loopback nothing is predicted."""
     rate = measured.request.link_bandwidth
     if rate is None:
-        return "Processes on loopback."
-    return f"A testbed with links of {format_bandwidth(rate)} each way."
+        return "Processes on loopback. Lower is better."
+    return (
+        f"A testbed with links of {format_bandwidth(rate)} each way. Lower is better. "
+        f"{predictions} {measured.fabric}."
+    )
 
 
 def save(measured: BenchmarkResults, folder: Path) -> Path:
