@@ -321,7 +321,10 @@ def test_a_worker_with_a_wrong_secret_is_refused_on_both_sides(
     hand.close()
 
 
-def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(impatient: Served) -> None:
+def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(
+    impatient: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever shows the job tells it by the event; a line of the coordinator would say it twice."""
     others = tuple(chip for chip in MESH.live if chip != (0, 0))
     silent = connected(impatient.address)
     send_message(silent, hello((0, 0)))
@@ -338,6 +341,7 @@ def test_a_worker_that_stops_beating_is_turned_away_and_may_come_back(impatient:
         event = impatient.event(WorkerTurnedAway)
 
         assert (event.chip, "silent for" in event.why) == ((0, 0), True)
+        assert "silent for" not in caplog.text
         assert impatient.event(GenerationBegan).chips == others
         with hands(impatient, ((0, 0),)):
             assert len(impatient.event(GenerationBegan).chips) == 8

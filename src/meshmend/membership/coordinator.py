@@ -414,7 +414,6 @@ class Coordinator:
     def _expel(self, connection: ControlConnection, chip: Chip) -> None:
         """Close the connection of a worker that computes wrong numbers; it may not come back."""
         why = f"chip {chip} {_COMPUTED_WRONG}"
-        _log.error("%s", why)
         refusal = messages.Refused(why, is_chip_wrong=True)
         self._close(connection, refusal, events.WorkerTurnedAway(chip, why))
 
@@ -469,7 +468,6 @@ class Coordinator:
 
     def _turn_away(self, connection: ControlConnection, chip: Chip, why: str) -> None:
         """Close the connection of a worker that counts as dead; it may come back."""
-        _log.warning("chip %s was turned away: %s", chip, why)
         self._close(connection, messages.TurnedAway(why), events.WorkerTurnedAway(chip, why))
 
     def _refuse_unexpected(self, connection: ControlConnection, message: Message) -> None:
