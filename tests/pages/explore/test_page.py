@@ -168,7 +168,7 @@ def test_play_runs_at_once_and_the_sentence_says_what_the_hole_costs(page: Brows
     page.page.press("#fail", "Enter")
     page.wait_until("document.querySelector('#headline').innerText.includes('Without meshmend')")
     words = page.text("#headline").replace("\u00a0", " ")
-    assert re.match(r"4 chips died\. The sum of 10 MB takes [\d.]+ µs, [\d.]+ % longer", words)
+    assert re.match(r"4 chips died\. The sum of 10 MB takes [\d.]+ us, [\d.]+ % longer", words)
 
     page.page.click("#play")
 

@@ -4,7 +4,7 @@ export const byId = (id) => document.getElementById(id);
 
 export function timeWords(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  for (const [unit, size] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]])
+  for (const [unit, size] of [["s", 1], ["ms", 1e-3], ["us", 1e-6]])
     if (seconds >= size) return `${Number((seconds / size).toPrecision(3))} ${unit}`;
   return `${Number((seconds * 1e9).toPrecision(3))} ns`;
 }
