@@ -108,7 +108,8 @@ soak: $(INSTALLED)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED) --shard-optimizer
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED) --tile 2x2 --no-testbed
 
-# The documentation as a site in site/: offline, every link checked. Open site/index.html.
+# The documentation as a site in site/: offline, every link checked. Open site/index.html; browsers
+# let it search only behind a server, such as `python -m http.server --directory site`.
 docs: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
