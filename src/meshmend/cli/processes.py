@@ -4,7 +4,6 @@
 agent` runs all chips of a host and starts those again that die.
 """
 
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -197,8 +196,6 @@ def _serve(
     from meshmend.launch.journal import Journal
     from meshmend.membership.coordinator_server import CoordinatorServer
 
-    # JobLines prints which workers the coordinator refuses, so the log need not repeat it.
-    logging.getLogger("meshmend.membership.coordinator").setLevel(logging.ERROR)
     lines = JobLines(spec.mesh.n_chips)
     journal = Journal(run_dir, spec) if run_dir else None
 

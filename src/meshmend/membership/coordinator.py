@@ -11,7 +11,6 @@ every event; they may be killed too.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from logging import getLogger
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -29,8 +28,6 @@ from meshmend.membership.stragglers import Stragglers
 from meshmend.topology.failures import Chip
 from meshmend.transport.codec import tag_of
 from meshmend.transport.pacing import RateLimit
-
-_log = getLogger(__name__)
 
 _MOST_STRANGERS: Final = 128
 _MOST_ASKERS: Final = 32
@@ -228,7 +225,6 @@ class Coordinator:
             self._keep(self._history.record)
             return False
         why = f"a coordinator of term {later} serves this job now; this one is of term {self._term}"
-        _log.error("the coordinator ends: %s", why)
         self.failure, self.is_superseded = why, True
         self._membership.is_over = True
         self._publish(events.CoordinatorSuperseded(self._term, later))
@@ -253,7 +249,6 @@ class Coordinator:
         is_dropped = (is_ahead and lacks_part) or not self._history.contains(status)
         if is_dropped and key not in self._told_dropped:
             self._told_dropped.add(key)
-            _log.error("chip %s holds step %d of term %d, which is lost", chip, key[2], key[1])
             self._publish(events.HistoryDropped(status.term, status.step, chip))
 
     def _sign_of_life(self, connection: ControlConnection) -> messages.Alive:
@@ -484,7 +479,6 @@ class Coordinator:
         """Close a connection; `for_now` lets a delayed worker try again instead of ending it."""
         refused = None
         if shown_why := self._refusals.text_of(why, self._now):
-            _log.warning("refused %s: %s", connection.name, shown_why)
             refused = events.ConnectionRefused(connection.name, shown_why)
         refusal = messages.Refused(why, is_chip_wrong=is_chip_wrong)
         answer = messages.TryLater(why) if for_now else refusal
@@ -547,7 +541,6 @@ class Coordinator:
 
     def _fail(self, why: str) -> None:
         """Send to all workers and observers that the job cannot go on."""
-        _log.error("the job has failed: %s", why)
         self.failure = why
         self._membership.is_over = True
         self._publish(events.JobFailed(why))
