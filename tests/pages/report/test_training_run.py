@@ -162,6 +162,17 @@ def test_a_run_resumed_into_the_same_file_goes_on_in_time() -> None:
     assert run.end is not None
 
 
+@pytest.mark.parametrize("before", ["2x2", "4x8"])
+def test_a_run_resumed_on_another_mesh_is_told_from_there(before: str) -> None:
+    elsewhere = generation(0.5, 1, chips_without(before))
+    again = [start(), generation(0.5, 1, FULL), step(1.0, 2, 0.9), end(1.5, 2, 1, 0.9)]
+
+    run = run_of(start(mesh=before), elsewhere, step(1.0, 1, 1.0), *again)
+
+    assert str(run.mesh) == "4x4"
+    assert (run.resumed_after, run.n_done, run.duration_s) == (1, 2, 1.5)
+
+
 def test_what_comes_after_the_end_does_not_undo_it() -> None:
     late = at(3.0, CoordinatorChanged(CoordinatorState.LOST))
 

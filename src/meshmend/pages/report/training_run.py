@@ -240,12 +240,13 @@ def training_run(lines: Iterable[str]) -> TrainingRun:
     """Return the run that the lines of an `events.jsonl` describe.
 
     If a step occurs twice, the last one counts; a lost step does not count. An incomplete last line
-    is ignored. If a run was resumed into the same file, its times continue the earlier ones.
+    is ignored. If a run was resumed into the same file, its times continue the earlier ones; what
+    it did on a mesh of another shape is left out.
 
     Raises:
         InputError: a line is not an event, or an event lacks a field.
     """
-    events = _on_one_clock(read_events(lines))
+    events = _on_one_clock(_on_last_mesh(read_events(lines)))
     starts = [timed.event for timed in events if isinstance(timed.event, RunStarted)]
     start = starts[0]
     mesh = parse_mesh(start.mesh, wrap=start.wrap or "none", fail=start.fail)
@@ -288,6 +289,19 @@ def samples_per_s(run: TrainingRun) -> tuple[Floats, Floats]:
     low, high = np.maximum(times - half, first), np.minimum(times + half, last)
     rate = (np.interp(high, at_s, total) - np.interp(low, at_s, total)) / (high - low)
     return times, rate
+
+
+def _on_last_mesh(events: Iterable[TimedEvent]) -> list[TimedEvent]:
+    """Return the events since the run has the mesh that it had last."""
+    kept: list[TimedEvent] = []
+    mesh = None
+    for timed in events:
+        if isinstance(timed.event, RunStarted):
+            before, mesh = mesh, (timed.event.mesh, timed.event.wrap)
+            if mesh != before:
+                kept.clear()
+        kept.append(timed)
+    return kept
 
 
 def _on_one_clock(events: Iterable[TimedEvent]) -> tuple[TimedEvent, ...]:
