@@ -75,6 +75,18 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     assert all(line.startswith("meshmend: loading") for line in before)  # it took a second
 
 
+def test_a_folder_with_a_run_is_refused_with_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ledger").mkdir()
+
+    assert run_line(["train", "--run-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"meshmend: a run needs a new folder, but {tmp_path} has an earlier run; go on with it by "
+        "--resume auto, or name another with --run-dir"
+    )
+
+
 def test_a_fault_after_the_last_step_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     compile_once()
 

@@ -142,6 +142,11 @@ def _in_use(folder: Path, *, is_new: bool) -> Iterator[None]:
         InputError: it cannot be made, or another run uses it.
     """
     ledger = folder / "ledger"
+    if is_new and ledger.exists():
+        raise InputError(
+            f"a run needs a new folder, but {folder} has an earlier run; go on with it by --resume "
+            "auto, or name another with --run-dir"
+        )
     with ExitStack() as stack:
         try:
             if is_new:
