@@ -25,7 +25,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal, assert_never
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from meshmend.errors import InputError, TopologyError
 from meshmend.topology.failures import Block, Chip, Failure, Link, parse_failure
@@ -67,9 +67,42 @@ class FaultKind(StrEnum):
     CORRUPT = "corrupt"
 
 
+class _Rules(NamedTuple):
+    """What the faults of a kind need, and whether chips train in another generation afterwards.
+
+    `lasts`: whether they have a duration; None: they may. What a worker computes or gets, its own
+    loop changes: such a fault is `in_loop`, and needs a step.
+    """
+
+    targets: tuple[type, ...]  # `str` is the coordinator
+    target_words: str
+    lasts: bool | None = None
+    in_loop: bool = False
+    changes: bool = False
+
+
+_CHIPS: Final = (Block,), "chips, such as 1,1 or 2x2@0,2"
+_LINK: Final = (Link,), "a link, such as link:0,1-0,2"
+_RULES: Final = {
+    FaultKind.KILL: _Rules((Block, str), "chips or the coordinator", lasts=False, changes=True),
+    FaultKind.HANG: _Rules(*_CHIPS, changes=True),
+    FaultKind.SLOW: _Rules(*_CHIPS),
+    FaultKind.FREEZE: _Rules((str,), "the coordinator; to stop a chip, hang it", lasts=True),
+    FaultKind.CUT: _Rules(*_LINK, lasts=False, changes=True),
+    FaultKind.REPAIR: _Rules((Block, Link), "chips or a link", lasts=False, changes=True),
+    FaultKind.FLIP: _Rules(*_CHIPS, lasts=False, in_loop=True),
+    FaultKind.WRONG: _Rules(*_CHIPS, lasts=False, in_loop=True),
+    FaultKind.THROTTLE: _Rules(*_CHIPS, in_loop=True),
+    FaultKind.CORRUPT: _Rules(*_LINK, lasts=False, in_loop=True),
+}
+_TIME_WORDS: Final = {  # by `in_loop` and `lasts`
+    (False, True): 'a duration, such as "for 5s"',
+    (False, False): "no duration",
+    (True, None): "a step",
+    (True, False): "a step, and no duration",
+}
 _STEADY: Final = (FaultKind.WRONG, FaultKind.THROTTLE)  # from a step on
-# About what a worker computes or gets: its own loop carries them out.
-IN_LOOP: Final = frozenset((FaultKind.FLIP, FaultKind.WRONG, FaultKind.THROTTLE, FaultKind.CORRUPT))
+IN_LOOP: Final = frozenset(kind for kind, rules in _RULES.items() if rules.in_loop)
 
 
 class Part(StrEnum):
@@ -116,8 +149,10 @@ class Fault:
     part: Part | None = None
 
     def __post_init__(self) -> None:
-        _check_target(self.kind, self.target)
-        _check_times(self)
+        rules = _RULES[self.kind]
+        if not isinstance(self.target, rules.targets):
+            raise InputError(f"{self.kind} needs {rules.target_words}, but got {self.target}")
+        _check_times(self, rules)
         if self.moment and not (
             self.kind is FaultKind.KILL and self.at_step is not None and self.chips()
         ):
@@ -165,29 +200,16 @@ class Fault:
 
     def lost(self) -> frozenset[Chip]:
         """Return the chips that the job loses by this fault."""
-        match self.kind:
-            case FaultKind.KILL | FaultKind.HANG:
-                return frozenset(self.chips())
-            case FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT | FaultKind.REPAIR:
-                return frozenset()
-            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE | FaultKind.CORRUPT:
-                return frozenset()
-            case _:
-                assert_never(self.kind)
+        return frozenset(self.chips() if self.kind in (FaultKind.KILL, FaultKind.HANG) else ())
 
     def returned(self) -> frozenset[Chip]:
         """Return the chips that return to the job by this fault."""
-        match self.kind:
-            case FaultKind.REPAIR:
-                return frozenset(self.chips())
-            case (
-                FaultKind.KILL | FaultKind.HANG | FaultKind.SLOW | FaultKind.FREEZE | FaultKind.CUT
-            ):
-                return frozenset()
-            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE | FaultKind.CORRUPT:
-                return frozenset()
-            case _:
-                assert_never(self.kind)
+        return frozenset(self.chips() if self.kind is FaultKind.REPAIR else ())
+
+    def is_quiet(self, heartbeat_timeout_s: float) -> bool:
+        """Whether the same chips train on without a new generation: none is missed for long."""
+        is_short = self.for_s is not None and self.for_s < heartbeat_timeout_s
+        return is_short or self.target == COORDINATOR or not _RULES[self.kind].changes
 
     def is_due(self, step: int, elapsed_s: float) -> bool:
         """Whether the fault is to be injected now, after this step and time."""
@@ -245,49 +267,16 @@ def _target(text: str, mesh: "Mesh") -> Target:
     return failure
 
 
-def _check_target(kind: FaultKind, target: Target) -> None:
-    match kind:
-        case FaultKind.KILL:
-            is_right, need = not isinstance(target, Link), "chips or the coordinator"
-        case (
-            FaultKind.HANG | FaultKind.SLOW | FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE
-        ):
-            is_right, need = isinstance(target, Block), "chips, such as 1,1 or 2x2@0,2"
-        case FaultKind.FREEZE:
-            is_right, need = target == COORDINATOR, "the coordinator; to stop a chip, hang it"
-        case FaultKind.CUT | FaultKind.CORRUPT:
-            is_right, need = isinstance(target, Link), "a link, such as link:0,1-0,2"
-        case FaultKind.REPAIR:
-            is_right, need = target != COORDINATOR, "chips or a link"
-        case _:
-            assert_never(kind)
-    if not is_right:
-        raise InputError(f"{kind} needs {need}, but got {target}")
-
-
-def _check_times(fault: Fault) -> None:
+def _check_times(fault: Fault, rules: _Rules) -> None:
     if (fault.at_step is None) is (fault.at_s is None):
         raise InputError(f"{fault} needs either a step or a time, not both or neither")
     if fault.at_step is not None and not 0 <= fault.at_step <= MAX_STEP:
         raise InputError(f"{fault} needs a step from 0 to {MAX_STEP}")
     if fault.at_s is not None and fault.at_s != 0 and not MIN_S <= fault.at_s <= MAX_S:
         raise InputError(f"{fault} needs a time of 0 s, or from {MIN_S:g} to {MAX_S:g} s")
-    match fault.kind:
-        case FaultKind.HANG | FaultKind.SLOW:
-            is_right, need = True, ""
-        case FaultKind.FREEZE:
-            is_right, need = fault.for_s is not None, 'a duration, such as "for 5s"'
-        case FaultKind.KILL | FaultKind.CUT | FaultKind.REPAIR:
-            is_right, need = fault.for_s is None, "no duration"
-        case FaultKind.THROTTLE:
-            is_right, need = fault.at_step is not None, "a step"
-        case FaultKind.FLIP | FaultKind.WRONG | FaultKind.CORRUPT:
-            is_right = fault.for_s is None and fault.at_step is not None
-            need = "a step, and no duration"
-        case _:
-            assert_never(fault.kind)
-    if not is_right:
-        raise InputError(f"{fault} needs {need}")
+    has_time = fault.at_step is not None or not rules.in_loop
+    if not has_time or rules.lasts not in (None, fault.for_s is not None):
+        raise InputError(f"{fault} needs {_TIME_WORDS[rules.in_loop, rules.lasts]}")
     if fault.for_s is not None and not MIN_S <= fault.for_s <= MAX_S:
         raise InputError(f"{fault} needs a duration from {MIN_S:g} to {MAX_S:g} s")
 

@@ -154,7 +154,8 @@ class FaultInjector:
             self._pending.remove(fault)
             if fault in self.self_injected:
                 self.self_injected.remove(fault)
-            self._note(InjectedFault(fault, step, self._is_quiet(fault)))
+            is_quiet = fault.is_quiet(self._heartbeat_timeout_s)
+            self._note(InjectedFault(fault, step, is_quiet))
             self._inject(fault, now_s)
         self._stop_and_resume(now_s)
 
@@ -172,21 +173,6 @@ class FaultInjector:
         fault = min(candidates, key=lambda fault: abs((fault.at_step or 0) - step))
         self.self_injected.remove(fault)
         return InjectedFault(fault, step)
-
-    def _is_quiet(self, fault: Fault) -> bool:
-        match fault.kind:
-            case FaultKind.SLOW | FaultKind.FREEZE:
-                return True
-            case FaultKind.FLIP | FaultKind.WRONG | FaultKind.THROTTLE | FaultKind.CORRUPT:
-                return True
-            case FaultKind.HANG:
-                return fault.for_s is not None and fault.for_s < self._heartbeat_timeout_s
-            case FaultKind.KILL:
-                return fault.target == COORDINATOR
-            case FaultKind.CUT | FaultKind.REPAIR:
-                return False
-            case _:
-                assert_never(fault.kind)
 
     def _inject(self, fault: Fault, now_s: float) -> None:
         match fault.kind:
