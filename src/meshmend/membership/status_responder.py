@@ -1,17 +1,15 @@
 """Answers those who ask a worker for the status of its job.
 
-Its thread lives only while someone asks, so a job that nobody looks at pays nothing. The worker's
-main thread never waits for it. Askers that do not read, and askers beyond the limit, are cut off.
+Each asker has a thread while it asks, so a job that nobody looks at pays nothing. The worker's main
+thread never waits for it. Askers that do not read, and askers beyond the limit, are cut off.
 """
 
-import os
-import selectors
+import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from logging import getLogger
 from typing import Final
 
@@ -24,7 +22,6 @@ from meshmend.membership.messages import (
     send_message,
 )
 from meshmend.transport.channel import Channel
-from meshmend.transport.event_fd import clear, event_of
 
 _log = getLogger(__name__)
 
@@ -33,82 +30,52 @@ _PATIENCE_S: Final = 2.0  # for the question to come, and for the answer to be r
 _LONGEST_BYTES: Final = 1 << 12  # of a question
 
 
-@dataclass
-class _Asker:
-    channel: Channel
-    deadline: float
-    is_answered: bool = False
-
-
 class StatusResponder:
-    """Sends `answer(question)` to each asker, once; `answer` runs in the responder's thread."""
+    """Sends `answer(question)` to each asker, once; `answer` runs in the thread of the asker."""
 
     def __init__(self, answer: Callable[[AskStatus], Message]) -> None:
         self._answer = answer
-        self._new: deque[socket.socket] = deque()
+        self._askers: list[socket.socket] = []  # the longest-waiting first
         self._lock = threading.Lock()
-        self._is_running = False
-        self._wake_fd = event_of(self)
 
     def take(self, connection: socket.socket) -> None:
         """Take the connection of an asker that has proved the secret; never blocks."""
         with self._lock:
-            self._new.append(connection)
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, name="meshmend-status", daemon=True).start()
-        os.eventfd_write(self._wake_fd, 1)
+            if len(self._askers) >= _MOST_ASKERS:
+                with suppress(OSError):
+                    self._askers.pop(0).shutdown(socket.SHUT_RDWR)  # its thread then ends
+            self._askers.append(connection)
+        threading.Thread(
+            target=self._serve, args=(connection,), name="meshmend-status", daemon=True
+        ).start()
 
-    def _run(self) -> None:
-        askers: list[_Asker] = []
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_fd, selectors.EVENT_READ)
-            while True:
-                self._admit(askers, selector)
-                for key, _ in selector.select(_PATIENCE_S / 4):
-                    if key.data is None:
-                        clear(self._wake_fd)
-                    elif key.data in askers and not self._serve(key.data, selector):
-                        self._drop(key.data, askers, selector)
-                now = time.monotonic()
-                for asker in [each for each in askers if each.deadline <= now]:
-                    self._drop(asker, askers, selector)
-                with self._lock:
-                    if not askers and not self._new:
-                        self._is_running = False
-                        return
-
-    def _admit(self, askers: list[_Asker], selector: selectors.BaseSelector) -> None:
-        while self._new:
-            channel = Channel(self._new.popleft(), longest_bytes=_LONGEST_BYTES)
-            if len(askers) >= _MOST_ASKERS:
-                self._drop(askers[0], askers, selector)
-            askers.append(_Asker(channel, time.monotonic() + _PATIENCE_S))
-            selector.register(channel, selectors.EVENT_READ, askers[-1])
-
-    def _serve(self, asker: _Asker, selector: selectors.BaseSelector) -> bool:
-        """Read the question or send more of the answer; return whether the asker stays."""
+    def _serve(self, connection: socket.socket) -> None:
+        channel = Channel(connection, longest_bytes=_LONGEST_BYTES)
         try:
-            if asker.is_answered:
-                asker.channel.flush()
-                return asker.channel.has_unsent
-            for question in received_messages(asker.channel):
+            self._converse(channel, time.monotonic() + _PATIENCE_S)
+        except (ChannelError, MessageError) as error:
+            _log.debug("an asker was cut off: %s", error)
+        except Exception:  # who looks at the worker's standard error sees why
+            _log.exception("the status of the job cannot be told")
+        finally:
+            with self._lock, suppress(ValueError):
+                self._askers.remove(connection)
+            channel.close()
+
+    def _converse(self, channel: Channel, deadline: float) -> None:
+        """Read the question and send the answer, as far as both go until the deadline."""
+        poll = select.poll()
+
+        def is_ready(event: int) -> bool:
+            poll.register(channel.fileno(), event)
+            return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1e3))
+
+        while is_ready(select.POLLIN):
+            for question in received_messages(channel):
                 answer: Message = Refused("a worker answers who asks for the status, nothing else")
                 if isinstance(question, AskStatus):
                     answer = self._answer(question)
-                send_message(asker.channel, answer)
-                asker.is_answered = True
-                selector.modify(asker.channel, selectors.EVENT_WRITE, asker)
-                return asker.channel.has_unsent
-        except (ChannelError, MessageError, OSError) as error:
-            _log.debug("an asker was cut off: %s", error)
-            return False
-        except Exception:  # a question must not end the thread that answers the others
-            _log.exception("the status of the job cannot be told")
-            return False
-        return True
-
-    def _drop(self, asker: _Asker, askers: list[_Asker], selector: selectors.BaseSelector) -> None:
-        askers.remove(asker)
-        selector.unregister(asker.channel)
-        asker.channel.close()
+                send_message(channel, answer)
+                while channel.has_unsent and is_ready(select.POLLOUT):
+                    channel.flush()
+                return

@@ -121,8 +121,7 @@ class Exchange:
         self.rank = rank
         self._catalogue = Catalogue(mesh, self._algorithm, 0, rank)
         self._sums: SumSizes = ()
-        self._agreement: PlanAgreement | None = None  # None: this generation has searched plans
-        self._sought: _SoughtPlans | None = None  # for links that have other speeds now
+        self._sought: _SoughtPlans | None = None  # None: those in use are the best ones
         self._tasks: dict[tuple[int, str], Task] = {}  # by size, and element type or collective
         self._short: RankProgram | None = None  # of the sum of few numbers
         self._connected: set[int] = set()  # seats with a connection of this generation
@@ -187,8 +186,7 @@ class Exchange:
         self._sums = sums
         algorithm, direct = self._algorithm, sums
         if self._generation.number > FIRST_GENERATION:
-            plans = FolderPlans(self.plans, self.mesh, algorithm, sums, self._catalogue)
-            self._agreement = PlanAgreement(self, plans)
+            self._sought = self._agreed_on(self.plans, self.mesh, sums, self._catalogue)
             _, direct = split_sums(self.mesh, algorithm, sums)
         if self.plans is not None:
             check = self.transport.check
@@ -219,9 +217,9 @@ class Exchange:
     def prepare(self) -> None:
         """Connect to all neighbours, agree on the plans, and connect to all peers of the sums."""
         neighbors = {self._seats[chip] for chip in self.mesh.neighbors(self.chip)}
-        if self._agreement is not None:
+        if self._sought is not None:
             self._connect(neighbors)
-            self._agreement.begin()
+            self._sought.agreement.begin()
             self._make_tasks()
         planned = {seat for task in self._tasks.values() for seat in task.program.peers}
         self._connect(planned | neighbors)
@@ -229,21 +227,15 @@ class Exchange:
     @property
     def is_provisional(self) -> bool:
         """Whether better plans than those in use are sought, so that `swap_plans` may find them."""
-        if self._sought is not None:
-            return True
-        return self._agreement is not None and self._agreement.is_provisional
+        return self._sought is not None and self._sought.agreement.is_provisional
 
     def swap_plans(self) -> None:
         """Take better plans if there are some; all chips call this before the same step.
 
         While `is_provisional`: that is the same on all chips of a generation.
         """
-        if self._sought is not None:
-            if self._sought.agreement.swap():
-                self._take_sought(self._sought)
-        elif self._agreement is not None and self._agreement.swap():
-            self._make_tasks()
-            _log.info("chip %s takes searched plans for %s", self.chip, self.mesh)
+        if self._sought is not None and self._sought.agreement.swap():
+            self._take_sought(self._sought)
 
     def work_done(self) -> list[Work]:
         """Return what the link of each port has done, for these sums and those beside them."""
@@ -270,18 +262,24 @@ class Exchange:
         """
         if not self._sums:
             return
-        algorithm, sums = self._algorithm, (*self._sums, *self._sums_beside())
+        sums = *self._sums, *self._sums_beside()
         if self.rank == 0:
             if self._searcher is None:
                 self._searcher = self._planner or HostPlanner(self.chip, self._own_plans())
             self._searcher.plan_for(mesh, sums)
         folder = self._searcher.folder if self._searcher else self.plans
-        catalogue = Catalogue(mesh, algorithm, 0, self.rank)
-        plans = FolderPlans(folder, mesh, algorithm, sums, catalogue)
-        self._sought = _SoughtPlans(mesh, catalogue, PlanAgreement(self, plans))
+        catalogue = Catalogue(mesh, self._algorithm, 0, self.rank)
+        self._sought = self._agreed_on(folder, mesh, sums, catalogue)
         self._sought.agreement.begin()
         if not self._sought.agreement.is_provisional:
             self._take_sought(self._sought)
+
+    def _agreed_on(
+        self, folder: Path | None, mesh: Mesh, sums: SumSizes, catalogue: Catalogue
+    ) -> "_SoughtPlans":
+        """Return the plans of a mesh that the chips of this generation are to agree on."""
+        plans = FolderPlans(folder, mesh, self._algorithm, sums, catalogue)
+        return _SoughtPlans(mesh, catalogue, PlanAgreement(self, plans))
 
     def _sums_beside(self) -> SumSizes:
         """Return the sums beside those of this exchange: on all chips what the first one knows."""
@@ -302,15 +300,15 @@ class Exchange:
         return PlanAheadSettings(Path(mkdtemp()), algorithm, board, is_scratch=True)
 
     def _take_sought(self, sought: "_SoughtPlans") -> None:
-        self.mesh, self._catalogue, self._agreement = sought.mesh, sought.catalogue, None
-        self._sought = None
+        has_other_links, self._sought = sought.mesh != self.mesh, None
+        self.mesh, self._catalogue = sought.mesh, sought.catalogue
         if self._searcher is not None and self._searcher is not self._planner:
             self._searcher.close()
             self._searcher = None
         self._make_tasks()
-        if self.beside is not None:  # its catalogue finds the plans that were agreed on
+        if has_other_links and self.beside is not None:  # it finds the plans that were agreed on
             self.beside.plan_for(self.mesh)
-        _log.info("chip %s takes plans for %s", self.chip, self.mesh)
+        _log.info("chip %s takes searched plans for %s", self.chip, self.mesh)
 
     @property
     def members(self) -> Sequence[Chip]:
@@ -466,7 +464,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class _SoughtPlans:
-    """Plans that are being made for links of other speeds, and what takes them into use."""
+    """Plans for the mesh, or for links of other speeds, and how chips agree to use them."""
 
     mesh: Mesh
     catalogue: Catalogue
