@@ -114,7 +114,7 @@ def rounds_of(chip: Chip, *, is_late: bool = False) -> list[Parts]:
     One that is late took the last step from another chip, and looks on.
     """
     unused: Any = None  # what only a gather within a step asks for
-    place: Any = SimpleNamespace(step_number=4)
+    place: Any = SimpleNamespace(step=4)
     rounds = SharedCalls(place, unused, unused, chip, chip)  # type: ignore[arg-type]
     rounds.forget(is_own_step=not is_late)
     results = []

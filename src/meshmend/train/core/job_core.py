@@ -84,7 +84,6 @@ class JobCore:
         self._ledger = ledger_of(self._environment, self._shares.order)
 
         # The training state, and what all chips know alike.
-        self.step_number = 0  # steps done
         self._has_begun = False  # a loop over the job
         self.loss: float | None = None  # mean over all samples of the last step
         self._saved_step = 0  # the last step of which a checkpoint was begun
@@ -94,8 +93,7 @@ class JobCore:
         self._links = ""  # speeds of links that were found, as of the last step
 
         # The step in flight.
-        self.share: Share | None = None  # None if there is no such step
-        self._samples: Indices | None = None  # of the share
+        self._samples: Indices | None = None  # of the share in flight
         self._second: int | None = None  # the rank of a share that is computed a second time
         self.is_stopping = False  # this chip wants it to be the last
         self._culprits: Culprits | None = None
@@ -144,13 +142,26 @@ class JobCore:
         )
         mends = self._settings.checked_every > 0 and self._sharding is None
         self._checks = WrongNumbers(
-            self, learner, exchange, loop, self._saving, self._settings, mends=mends
+            self._shares,
+            learner,
+            exchange,
+            loop,
+            self._saving,
+            self._settings,
+            more=self._compared_progress,
+            seen=lambda: self.seen_of_stream(),
+            mends=mends,
         )
         step_sums = StepSums(learner, exchange, self._before_sum)
-        self.calls = SharedCalls(self, learner, step_sums, loop, exchange)
+        self.calls = SharedCalls(self._shares, learner, step_sums, loop, exchange)
         self._exchange, self._loop = exchange, loop
         self._watch = LinkWatch(loop, exchange, is_on=self._environment.sums.watch_links)
         return step_sums
+
+    @property
+    def step_number(self) -> int:
+        """The number of steps that are done."""
+        return self._shares.step
 
     @property
     def chips(self) -> tuple[Chip, ...]:
@@ -223,7 +234,7 @@ class JobCore:
         except GeneratorExit:
             if os.getpid() != process:  # a child that the loop has forked ends, not the loop
                 raise
-            if loop is None and self.share is None:
+            if loop is None and self._shares.in_flight is None:
                 self._save()
             self._leave()
             raise
@@ -270,18 +281,18 @@ class JobCore:
         self.inject(Moment.FORWARD)
         for rank in second:
             yield from self._second_share(rank)
-        share = self.share_of(self.rank)
+        share = self._shares.of(self.rank, self.chips)
         if share.n_samples > 0:
             yield from self._turn(share)
             return
-        self.share, self._samples = share, self._shares.begin(share)
+        self._samples = self._shares.begin(share)
         self._learner.clear(is_last=self.is_stopping)
         self.complete_step()
 
     def _second_share(self, rank: int) -> Iterator[Indices]:
         """Yield the samples of another chip, or of this one, in a turn that does not count."""
         assert self._checks is not None
-        share = self.share_of(rank)
+        share = self._shares.of(rank, self.chips)
         if share.n_samples > 0:
             self._second = rank
             yield from self._turn(share)
@@ -292,19 +303,15 @@ class JobCore:
         """Yield the samples of a share to the loop, which computes and steps on them."""
         if self.calls is not None:
             self.calls.waited_s = 0.0
-        self.share, self._samples = share, self._shares.begin(share)
+        self._samples = self._shares.begin(share)
         yield self._samples
-        if self.share is not None:
+        if self._shares.in_flight is not None:
             raise InputError("the loop over a Job needs to call job.step once in each turn")
-
-    def share_of(self, rank: int) -> Share:
-        """Return a rank's share of the next step."""
-        return self._shares.of(rank, self.chips)
 
     def _complete_second(self, share: Share) -> bool:
         """Take the hash of a second share; nothing else of its turn stays."""
         assert self._checks is not None
-        self.share = self._second = None
+        self._second = None
         self._learner.sums.refill_changed()
         self._flips.in_payload(Part.GRADIENT, self.step_number)
         self._checks.add_second(share)
@@ -317,12 +324,12 @@ class JobCore:
         Raises:
             InputError: there are no samples to step on, or they were stepped on already.
         """
-        if self.share is None:
+        if self._shares.in_flight is None:
             raise InputError(
                 "Job.step needs samples of a new step; call it once for each turn of the loop over "
                 "the job"
             )
-        return self.share
+        return self._shares.in_flight
 
     def complete_step(self) -> bool:
         """Sum the payloads and update the learner; return whether the step counts.
@@ -331,10 +338,10 @@ class JobCore:
         """
         share, number = self.share_to_step_on(), self._generation_number
         waited_s = self.calls.waited_s if self.calls is not None else 0.0
-        self._shares.end(self.step_number, share, waited_s=waited_s)
+        self._shares.end(share, waited_s=waited_s)
         if self._second is not None:
             return self._complete_second(share)
-        self.share, self._finding = None, None
+        self._finding = None
         self._ledger.write_try(self.step_number + 1, number, share, self._samples)
         self.inject(Moment.REDUCE)
         if self._loop is None:
@@ -350,7 +357,7 @@ class JobCore:
         self._shares.note_speeds(self.step_number + 1, number, self.chips)
         self.inject(Moment.UPDATE)
         self.loss = self._update()
-        self.step_number += 1
+        self._shares.step += 1
         self._shares.position += share.batch
         self._is_stopped |= self._learner.sums.is_last
         if self._checks is not None:
@@ -407,7 +414,7 @@ class JobCore:
         if self._sharding is not None and self._culprits is None:
             self._sharding.gather()
 
-    def compared_progress(self) -> dict[str, str]:
+    def _compared_progress(self) -> dict[str, str]:
         """Return what all chips must know alike to have shares of one batch, and one plan."""
         progress = {"progress.links": self._links or "as given"}
         if self._shares.speeds is not None:
@@ -426,11 +433,6 @@ class JobCore:
         self._learner.undo()
         self._non_finite.report(self.step_number + 1, self.chips, self._culprits)
         return self._learner.skip()
-
-    @property
-    def batch(self) -> int:
-        """How many samples the next step uses."""
-        return self._shares.batch(self.world_size)
 
     def _report(self, batch: int) -> None:
         """Report a step that is done."""
@@ -537,7 +539,7 @@ class JobCore:
         """Replace this chip's state by that of another chip or of a checkpoint."""
         self._learner.load(state)
         self.is_overwritten = False
-        self.step_number = int(state["progress"]["step"])
+        self._shares.step = int(state["progress"]["step"])
         self._shares.position = int(state["progress"]["position"])
         self._saved_step = int(state["progress"].get("saved", self.step_number))
         self.loss = state["progress"]["loss"]
@@ -560,7 +562,7 @@ class JobCore:
         """
         if self._loop is None or self._loop.state_version != FRESH or step == 0:
             return False
-        self.is_overwritten, self.step_number = True, step
+        self.is_overwritten, self._shares.step = True, step
         self._learner.free()
         return True
 
@@ -618,7 +620,7 @@ class JobCore:
                 f"a job begins at a step from 0 to {self._settings.steps}, before its first step; "
                 f"but got {step} at step {self.step_number}"
             )
-        self.step_number, self._shares.position = step, step * self._settings.batch
+        self._shares.step, self._shares.position = step, step * self._settings.batch
         self._ledger.write_resume(self.step_number, self._shares.position)
 
     def end_after(self, step: int) -> None:

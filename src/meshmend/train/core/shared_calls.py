@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
 
 import msgspec
 
@@ -30,9 +29,9 @@ from meshmend.errors import InputError, TransportError
 from meshmend.train.core.byte_gather import gather_bytes, gather_values
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.learner import Learner
+from meshmend.train.core.step_shares import StepShares
 from meshmend.train.core.step_sums import StepSums
 from meshmend.train.core.worker_loop import WorkerLoop
-from meshmend.train.data.samples import Share
 
 _ROUND = "a round after a change of the mesh"  # in which some chips only look on
 
@@ -64,34 +63,18 @@ class _Came(IntEnum):
     LOOKED_ON = 2  # as TOOK, and then there was a round
 
 
-class JobPosition(Protocol):
-    """Where a job is; `JobCore` is such."""
-
-    @property
-    def share(self) -> Share | None:
-        """The samples of the step in flight; None if there is none."""
-
-    @property
-    def step_number(self) -> int:
-        """The number of steps that are done."""
-
-    @property
-    def batch(self) -> int:
-        """How many samples the next step uses."""
-
-
 class SharedCalls:
     """One chip's calls to all chips of a job."""
 
     def __init__(
         self,
-        position: JobPosition,
+        shares: StepShares,
         learner: Learner,
         sums: StepSums,
         loop: WorkerLoop,
         exchange: Exchange,
     ) -> None:
-        self._position, self._learner, self._sums = position, learner, sums
+        self._shares, self._learner, self._sums = shares, learner, sums
         self._loop, self._exchange = loop, exchange
         self.waited_s = 0.0  # for other chips, within a step
         self._finished: list[Parts] = []  # the rounds after this step that this chip has parts of
@@ -108,7 +91,7 @@ class SharedCalls:
             InputError: the job does not run, or some chips have no samples.
         """
         self._check_all_are_here("gather")
-        if self._position.share is None:
+        if self._shares.in_flight is None:
             return list(self.hold(Round(0, _nothing, {self._exchange.seat: data})).values())
         self._learner.flush()
         began = time.perf_counter()
@@ -129,7 +112,7 @@ class SharedCalls:
         Raises:
             InputError: a step is in flight, or some chips have no samples.
         """
-        if self._position.share is not None:
+        if self._shares.in_flight is not None:
             raise InputError("job.evaluate needs the step to be over; call it after job.step")
         if self._loop.is_over:
             return [compute(number) for number in range(n_parts)]
@@ -140,7 +123,8 @@ class SharedCalls:
         """Raise InputError if some chips cannot make this call, so that the others would wait."""
         if self._loop.generation is None or self._loop.is_over:
             raise InputError(f"job.{call} needs a job that runs; call it in the loop over the job")
-        batch, n_chips = self._position.batch, self._exchange.mesh.n_live
+        n_chips = self._exchange.mesh.n_live
+        batch = self._shares.batch(n_chips)
         if batch < n_chips:
             raise InputError(
                 f"job.{call} needs all chips in the loop, but a batch of {batch} gives some of the "
@@ -163,7 +147,7 @@ class SharedCalls:
         If this chip was turned away and came back at a later step, or if the job is over, it
         completes the parts by itself.
         """
-        step, results = self._position.step_number, list[Parts]()
+        step, results = self._shares.step, list[Parts]()
         number = len(self._finished) + 1
 
         def take_part() -> None:
@@ -175,7 +159,7 @@ class SharedCalls:
                 if voted == number:
                     results.append(parts)
 
-        while not results and not self._loop.is_over and self._position.step_number == step:
+        while not results and not self._loop.is_over and self._shares.step == step:
             self._attempt(take_part)
         if not results:
             return {**{at: mine.compute(at) for at in _missing(mine, mine.own)}, **mine.own}
@@ -224,7 +208,7 @@ class SharedCalls:
         if _Came.LOOKED_ON in came:
             stepped = [rank for rank, each in enumerate(came) if each == _Came.STEPPED]
             holders = [self._exchange.members[rank] for rank in stepped or [0]]
-            self._loop.give_state(self._position.step_number, holders)
+            self._loop.give_state(self._shares.step, holders)
             self._came = _Came.STEPPED
 
     def _complete(

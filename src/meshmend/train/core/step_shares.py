@@ -1,4 +1,4 @@
-"""Which samples of a step each chip uses, and how long this one computed for its own.
+"""Where the job is, which samples of a step each chip uses, and how long this one computed.
 
 All chips know the shares of all: they follow from the place in the row of samples and, for shares
 by speed, from times that travel in the sums of the steps before.
@@ -18,7 +18,11 @@ from meshmend.train.data.samples import Indices, Share, batch_of, share_by_speed
 
 
 class StepShares:
-    """One chip's view of the shares of each step."""
+    """One chip's view of the steps and of their shares.
+
+    `step` is the number of steps that are done, `in_flight` the share that this chip computes, None
+    if there is none.
+    """
 
     def __init__(
         self,
@@ -30,6 +34,8 @@ class StepShares:
         self._learner, self._settings = learner, settings
         self._environment, self._injection = environment, injection
         self.order = settings.order()
+        self.step = 0
+        self.in_flight: Share | None = None
         self.position = 0  # where the next step begins in the row of samples
         self.speeds = ChipSpeeds() if settings.shared_by == BY_SPEED else None
         self._began = 0.0  # when this chip began to compute a share
@@ -48,21 +54,21 @@ class StepShares:
 
     def begin(self, share: Share) -> Indices:
         """Return the samples of a share that this chip computes from now on."""
-        samples = self.order.samples(share.start, share.stop)
+        self.in_flight, samples = share, self.order.samples(share.start, share.stop)
         self._began = time.perf_counter()
         return samples
 
-    def end(self, step: int, share: Share, *, waited_s: float) -> None:
-        """Put into the sums how long this chip has computed, where that is asked for.
+    def end(self, share: Share, *, waited_s: float) -> None:
+        """End the share in flight, and put into the sums how long it took, where that is asked for.
 
-        `waited_s` it has waited for other chips meanwhile.
+        For `waited_s` of it this chip has waited for other chips.
         """
-        notes = self._learner.sums.notes
+        self.in_flight, notes = None, self._learner.sums.notes
         notes[:] = 0
         if share.n_samples == 0:
             return
         began = self._began + waited_s
-        self._injection.throttle(step, time.perf_counter() - began)
+        self._injection.throttle(self.step, time.perf_counter() - began)
         if len(notes):
             mine = self._environment.whole.rank_of[self._environment.chip]
             notes[mine] = time.perf_counter() - began

@@ -6,9 +6,8 @@ of steps before may have been wrong too. So the job goes on from the newest chec
 that is known to be right, or as the user has told it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from meshmend.errors import TransportError, WrongResultError
 from meshmend.membership.events import WrongResult, WrongSum
@@ -17,6 +16,7 @@ from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.job_settings import RESTORE, STOP, JobSettings
 from meshmend.train.core.learner import Learner
 from meshmend.train.core.share_checks import Finding, Kind, ShareChecks
+from meshmend.train.core.step_shares import StepShares
 from meshmend.train.core.worker_environment import coordinator_client
 from meshmend.train.core.worker_loop import WorkerLoop
 from meshmend.train.data.samples import Seen, Share
@@ -24,54 +24,36 @@ from meshmend.train.state.checkpoint_writer import CheckpointWriter
 from meshmend.train.state.comparison import MOST_NAMES, StateComparison
 
 
-class CheckedJob(Protocol):
-    """What the checks ask of their job; `JobCore` is such."""
-
-    @property
-    def chips(self) -> tuple[Chip, ...]:
-        """The chips that train now."""
-
-    @property
-    def step_number(self) -> int:
-        """The number of steps that are done."""
-
-    @property
-    def seen_of_stream(self) -> Callable[[], Seen | None]:
-        """Tells what this chip has read of a stream before this step."""
-
-    def share_of(self, rank: int) -> Share:
-        """Return a rank's share of the next step."""
-
-    def compared_progress(self) -> dict[str, str]:
-        """Return what all chips must know alike to have shares of one batch, and one plan."""
-
-
 class WrongNumbers:
     """One chip's part in finding chips that are wrong, and in going on without them.
 
-    Without `mends`, no chip gets the state of others because its own is wrong: the job ends.
+    `more` returns what all chips must know alike beside their states, in words, `seen` what this
+    chip has read of a stream. Without `mends`, no chip gets the state of others because its own is
+    wrong: the job ends.
     """
 
     def __init__(
         self,
-        job: CheckedJob,
+        shares: StepShares,
         learner: Learner,
         exchange: Exchange,
         loop: WorkerLoop,
         saving: CheckpointWriter,
         settings: JobSettings,
         *,
+        more: Callable[[], Mapping[str, str]],
+        seen: Callable[[], Seen | None],
         mends: bool,
     ) -> None:
-        self._job, self._learner, self._exchange = job, learner, exchange
+        self._shares, self._learner, self._exchange = shares, learner, exchange
         self._loop, self._saving, self._policy = loop, saving, settings.wrong_result_policy
         self._comparison = StateComparison(
             learner,
             exchange,
             every=settings.compare_every,
-            more=job.compared_progress,
+            more=more,
             mend=self._mend if mends else None,
-            seen=lambda: job.seen_of_stream(),
+            seen=seen,
         )
         self._checks: ShareChecks | None = None  # None if nothing is computed twice
         if settings.checked_every:
@@ -86,7 +68,7 @@ class WrongNumbers:
 
     def begin(self) -> list[int]:
         """Begin the next step; return the ranks whose shares this chip computes before its own."""
-        step = self._job.step_number
+        step = self._shares.step
         second = [] if self._checks is None else self._checks.begin(step)
         moved = self._loop.has_moved_state
         self._comparison.begin(step, has_moved_state=moved, is_due=bool(second))
@@ -110,7 +92,7 @@ class WrongNumbers:
         if is_strange:
             self._learner.undo()
             self._comparison.take()
-        step, checks, chips = self._job.step_number, self._checks, self._job.chips
+        step, checks, chips = self._shares.step, self._checks, self._exchange.members
         told = None if checks is None else checks.told()
         compared = self._comparison.complete(step, chips, told=told)
         if compared is not None and (compared.mended or compared.wrong):
@@ -133,7 +115,7 @@ class WrongNumbers:
         self._comparison.take()
 
         def compare() -> None:
-            self._comparison.complete(self._job.step_number, self._job.chips)
+            self._comparison.complete(self._shares.step, self._exchange.members)
 
         if not self._loop.attempt(compare, is_step=False):
             self._loop.recover(after=number)
@@ -145,8 +127,8 @@ class WrongNumbers:
         """Go on after a comparison that has found a chip, or two chips, wrong."""
         # If it was a link, that is known before a chip is blamed.
         self._exchange.transport.sum_payloads()
-        number, chips = self._loop.number, self._job.chips
-        step = self._job.step_number + 1
+        number, chips = self._loop.number, self._exchange.members
+        step = self._shares.step + 1
         if finding.sums is not None and self._exchange.chip == chips[0]:
             among = tuple(chips[rank] for rank in finding.sums)
             coordinator_client().report(WrongSum(self._exchange.chip, step, among))
@@ -165,7 +147,7 @@ class WrongNumbers:
     def _report(self, finding: Finding, wrong: Sequence[Chip], step: int) -> None:
         where, names = None, finding.parameters
         if finding.share is not None:
-            share = self._job.share_of(finding.share)
+            share = self._shares.of(finding.share, self._exchange.members)
             where = share.start, share.stop
         for each in wrong:
             event = WrongResult(
@@ -194,7 +176,7 @@ class WrongNumbers:
 
     def set_aside(self) -> None:
         """Let no job read the checkpoints that may hold wrong numbers."""
-        if self._exchange.chip == self._job.chips[0] and self.right_until is not None:
+        if self._exchange.chip == self._exchange.members[0] and self.right_until is not None:
             self._saving.set_aside(self.right_until)
 
     def restored(self, step: int) -> None:
