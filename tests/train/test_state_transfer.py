@@ -30,7 +30,7 @@ from meshmend.topology.text import parse_mesh
 from meshmend.train.core import state_transfer
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.job_core import JobCore
-from meshmend.train.core.state_transfer import PartTransfer, StateTransfer
+from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.state.state_tree import Framework, RawArray, StateTree, encoded_without
 from meshmend.train.state.torch_state import TORCH, tensors_of
 from waiting import HANG_S
@@ -69,13 +69,9 @@ class ChipThread:
         self.exchange.enter(generation)
         try:
             self.exchange.prepare()
-            transfer = StateTransfer(self, self.exchange, self.framework)
-            if self.tile is None:
-                transfer.catch_up(go, generation)
-            else:
-                PartTransfer(
-                    self.tile, transfer, settle=lambda step: None, take=self.take_state
-                ).catch_up(go, generation)
+            StateTransfer(self, self.exchange, self.framework, tile=self.tile).catch_up(
+                go, generation
+            )
         except KilledError:
             return None
         except (TransportError, StateLostError) as error:
@@ -241,10 +237,11 @@ def test_a_newcomer_waits_for_the_last_piece_of_a_slow_holder(
 def test_a_job_has_its_state_overwritten_if_it_never_had_one_that_may_count(
     version: int, step: int, may: bool
 ) -> None:
-    core = Mock(_loop=Mock(state_version=version), is_overwritten=False, step_number=0)
+    loop, shares = Mock(state_version=version), Mock(step=0)
+    core = Mock(_loop=loop, _shares=shares, is_overwritten=False)
 
     assert JobCore.begin_overwriting(core, step) == may
-    assert (core.is_overwritten, core.step_number) == (may, step if may else 0)
+    assert (core.is_overwritten, shares.step) == (may, step if may else 0)
 
 
 def test_what_chips_may_have_of_their_own_comes_from_one_of_them(

@@ -20,11 +20,10 @@ on, because twins need not be neighbours.
 import json
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
-from msgspec import structs
 
 from meshmend.errors import StateLostError, TransportError
 from meshmend.membership.generation import Generation
@@ -66,13 +65,21 @@ class TransferredReplica(Protocol):
 
 
 class StateTransfer:
-    """One chip's part in giving the state to those that lack it."""
+    """One chip's part in giving the state to those that lack it.
+
+    With a `tile` each chip holds a part of it, and gets that from a twin: a chip of its colour.
+    """
 
     def __init__(
-        self, replica: TransferredReplica, exchange: Exchange, framework: Framework
+        self,
+        replica: TransferredReplica,
+        exchange: Exchange,
+        framework: Framework,
+        *,
+        tile: tuple[int, ...] | None = None,
     ) -> None:
         self._replica, self._exchange, self._framework = replica, exchange, framework
-        self.chip = exchange.chip
+        self._chip, self._tile = exchange.chip, tile
 
     def catch_up(self, go: Go, generation: Generation) -> None:
         """Get the state that a generation begins with, or send it to those that lack it.
@@ -85,32 +92,53 @@ class StateTransfer:
             self._replica.take_state(state)
 
     def first_state(self, generation: Generation, step: int) -> Any | None:
-        """Return the state of the first chip; None if this chip is the first.
+        """Return the state of the first chip, of this colour; None if this chip is the first.
 
         Raises:
             TransportError: the mesh has changed.
         """
-        return self.exchanged(Go(generation.number, step, generation.chips[:1]), generation)
+        first = tuple(sorted(twins[0] for twins in self._twins_in(generation)))
+        return self.exchanged(Go(generation.number, step, first), generation)
 
-    def exchanged(
-        self, go: Go, generation: Generation, receivers: Sequence[Chip] | None = None
-    ) -> Any | None:
+    def exchanged(self, go: Go, generation: Generation) -> Any | None:
         """Send or receive a state; return what this chip is to take, None if there is nothing.
-
-        With `receivers`, what is large of it goes to these chips only; those on the way pass it on.
 
         Raises:
             TransportError, StateLostError: as `catch_up`.
         """
-        is_holder = self.chip in go.holders
-        if is_holder and self._replica.is_overwritten:
+        if self._chip in go.holders and self._replica.is_overwritten:
             raise StateLostError("its state was overwritten in part, and the rest has not come")
-        if len(go.holders) == len(generation.seats):
-            return None
+        taken = None
+        for twins in self._twins_in(generation):
+            holders = [chip for chip in twins if chip in go.holders]
+            lacking = [chip for chip in twins if chip not in go.holders]
+            if lacking:
+                receivers = None if self._tile is None else lacking
+                found = self._exchanged(holders, go.step, receivers)
+                taken = found if self._chip in twins else taken
+        return taken
+
+    def _twins_in(self, generation: Generation) -> list[list[Chip]]:
+        """Return the chips of a generation that hold the same of the state: all, or by colour."""
+        if self._tile is None:
+            return [list(generation.chips)]
+        by_colour: dict[int, list[Chip]] = {}
+        for chip in generation.chips:
+            by_colour.setdefault(box_colour(self._tile, chip), []).append(chip)
+        return [twins for _, twins in sorted(by_colour.items())]
+
+    def _exchanged(
+        self, holders: Sequence[Chip], step: int, receivers: Sequence[Chip] | None
+    ) -> Any | None:
+        """Do what `exchanged` does, for the state of some holders.
+
+        With `receivers`, what is large of it goes to these chips only; those on the way pass it on.
+        """
+        is_holder = self._chip in holders
         tree = tree_of(self._replica.state(), self._framework.raw) if is_holder else None
         large = {} if tree is None else _large(tree)
-        holders, small = self._agreed(go.holders, tree, large)
-        is_between = receivers is not None and self.chip not in (*receivers, *holders)
+        holders, small = self._agreed(holders, tree, large)
+        is_between = receivers is not None and self._chip not in (*receivers, *holders)
         if is_between:
             _, shapes = decoded_without(small)
             room = self._framework.room  # what does not pass here touches none of it
@@ -120,8 +148,8 @@ class StateTransfer:
             }
             self._move(rooms, holders, receivers)
             return None
-        if tree is None or self.chip not in holders:
-            return self._received(small, holders, go.step, receivers)
+        if tree is None or self._chip not in holders:
+            return self._received(small, holders, step, receivers)
         del tree  # and so copies of tensors that are in several pieces, when they are sent
         self._move(large, holders, receivers)
         return None
@@ -139,7 +167,7 @@ class StateTransfer:
         mine = zlib.crc32(json.dumps(shapes).encode())
         while True:
             spreading = self._exchange.spreading(holders, in_parts=False)
-            is_sender = tree is not None and self.chip in holders and spreading.has_part
+            is_sender = tree is not None and self._chip in holders and spreading.has_part
             small = encoded_without(tree, large) if tree and is_sender else np.empty(0, np.uint8)
             told = self._exchange.gather_numbers([mine, len(small)])
             shapes_of = {chip: told[rank][0] for chip, rank in self._exchange.mesh.rank_of.items()}
@@ -203,70 +231,6 @@ class StateTransfer:
             raise
         if (error := first_error(in_flight)) is not None:
             raise error
-
-
-class PartTransfer:
-    """One chip's part in giving their parts of the state to those that lack them.
-
-    `settle(step)` makes the state that this chip holds that of a step: before it sends some of it.
-    `share(generation, state)` gets what twins share of it; `state` is what this chip will take.
-    """
-
-    def __init__(
-        self,
-        tile: tuple[int, ...],
-        transfer: StateTransfer,
-        *,
-        settle: Callable[[int], None],
-        take: Callable[[Any], None],
-        share: Callable[[Generation, Any | None], None] | None = None,
-    ) -> None:
-        self._chip, self._tile, self._transfer = transfer.chip, tile, transfer
-        self._settle, self._take, self._share = settle, take, share
-
-    def catch_up(self, go: Go, generation: Generation) -> None:
-        """Get the part of the state that this chip lacks, or send its own to twins that lack it.
-
-        Raises:
-            TransportError: the mesh has changed; a chip that had a state of the job has it still.
-            StateLostError: a part of what twins share is lost.
-        """
-        if self._chip in go.holders:
-            self._settle(go.step)
-        state = self._exchanged(go, generation)
-        if self._share is not None:
-            self._share(generation, state)
-        if state is not None:
-            self._take(state)
-
-    def first_state(self, generation: Generation, step: int) -> Any | None:
-        """Return the state of the first chip of this colour; None if this chip is the first.
-
-        Raises:
-            TransportError: the mesh has changed.
-        """
-        first: dict[int, Chip] = {}
-        for chip in generation.chips:
-            first.setdefault(box_colour(self._tile, chip), chip)
-        go = Go(generation.number, step, tuple(sorted(first.values())))
-        return self._exchanged(go, generation)
-
-    def _exchanged(self, go: Go, generation: Generation) -> Any | None:
-        """Return what this chip is to take; None if it has it."""
-        by_colour: dict[int, list[Chip]] = {}
-        for chip in generation.chips:
-            by_colour.setdefault(box_colour(self._tile, chip), []).append(chip)
-        taken = None
-        for _, twins in sorted(by_colour.items()):
-            holders = tuple(chip for chip in twins if chip in go.holders)
-            if len(holders) == len(twins):
-                continue
-            lacking = [chip for chip in twins if chip not in go.holders]
-            mine = structs.replace(go, holders=holders)
-            found = self._transfer.exchanged(mine, generation, lacking)
-            if self._chip in twins:
-                taken = found
-        return taken
 
 
 def _large(tree: StateTree) -> dict[str, RawArray]:

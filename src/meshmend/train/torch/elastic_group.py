@@ -39,12 +39,12 @@ from meshmend.membership.events import WorkerStepped
 from meshmend.membership.faults.fault_injector import SelfInjection
 from meshmend.membership.generation import Generation
 from meshmend.membership.job import NOT_COMPARED, JobFingerprint
-from meshmend.membership.messages import FRESH
+from meshmend.membership.messages import FRESH, Go
 from meshmend.planning.plan_request import SumSizes
 from meshmend.topology.failures import format_shape
 from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.link_watch import LinkWatch
-from meshmend.train.core.state_transfer import PartTransfer, StateTransfer
+from meshmend.train.core.state_transfer import StateTransfer
 from meshmend.train.core.worker_environment import (
     WorkerEnvironment,
     coordinator_client,
@@ -183,7 +183,7 @@ class _JoinedJob:
 
     loop: WorkerLoop
     exchange: Exchange
-    transfer: StateTransfer | PartTransfer
+    transfer: StateTransfer
     watch: LinkWatch
 
 
@@ -486,15 +486,15 @@ class ElasticGroup:
         client.set_fingerprint(self._fingerprint())
         exchange = exchange_of(self._environment)
         exchange.on_interrupt = self._present.interrupt
-        whole = StateTransfer(self, exchange, TORCH)
-        transfer = whole if self._tile is None else self._part_transfer(self._tile, whole, exchange)
+        tile = None if self._tile is None else self._tile.shape
+        transfer = StateTransfer(self, exchange, TORCH, tile=tile)
         loop = WorkerLoop(
             self._environment.chip,
             self,
             client,
             exchange,
             self._injection,
-            catch_up=transfer.catch_up,
+            catch_up=functools.partial(self._catch_up, exchange, transfer),
             has_part=self._tile is not None,
         )
         watch = LinkWatch(loop, exchange, is_on=self._environment.sums.watch_links)
@@ -684,22 +684,24 @@ class ElasticGroup:
         held, step = self._step.state, self.step_number
         self._record.save(held, step, tile.shape, loop.generation, is_shared=is_shared)
 
-    def _part_transfer(
-        self, tile: TileReplica, whole: StateTransfer, exchange: Exchange
-    ) -> PartTransfer:
-        shares, built = tile.shares, self._built
+    def _catch_up(
+        self, exchange: Exchange, transfer: StateTransfer, go: Go, generation: Generation
+    ) -> None:
+        """Get the state that a generation begins with, or send it to those that lack it.
 
-        def receive_shares(generation: Generation, state: dict[str, Any] | None) -> None:
-            """Get what twins share of `state`, which this chip will take; None: it has that."""
-            assert shares is not None
-            assert built is not None
-            coming = built.coming(self.step_number) if state is None else state
-            shares.receive(exchange, generation, self.step_number, coming)
-
-        share = None if shares is None else receive_shares
-        return PartTransfer(
-            tile.shape, whole, settle=self.settle, take=self.take_state, share=share
-        )
+        Raises:
+            TransportError: the mesh has changed; a chip that had a state of the job has it still.
+            StateLostError: a part of the state is lost.
+        """
+        if self._tile is not None and exchange.chip in go.holders:
+            self.settle(go.step)
+        state = transfer.exchanged(go, generation)
+        if self._tile is not None and self._tile.shares is not None:
+            assert self._built is not None
+            coming = self._built.coming(self.step_number) if state is None else state
+            self._tile.shares.receive(exchange, generation, self.step_number, coming)
+        if state is not None:
+            self.take_state(state)
 
     # The methods that `StateTransfer` calls: this class is its `TransferredReplica`.
 

@@ -1,7 +1,7 @@
 """Replicas that are tiles, on an elastic process group: what one chip has to know of the others.
 
 A chip holds a part of the state, so a step counts when all chips have done it, and not before.
-Knows neither what the state is nor how it is sent: see `built_objects.py` and `PartTransfer`.
+Knows neither what the state is nor how it is sent: see `built_objects.py` and `StateTransfer`.
 """
 
 import functools
