@@ -235,7 +235,9 @@ class LightWorker:
         """Do what the news ask for."""
         news: News = self.client.news
         generation, go, status = news.generation, news.go, self.status
-        if news.turned_away is not None:  # a busy machine: it did not speak for too long
+        if isinstance(
+            news.end, messages.TurnedAway
+        ):  # a busy machine: it did not speak for too long
             self.join()
             return
         if generation is None:

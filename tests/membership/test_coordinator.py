@@ -50,6 +50,7 @@ from meshmend.membership.messages import (
     Status,
     StatusChanged,
     TryLater,
+    TurnedAway,
     Wait,
     Welcome,
     encode_message,
@@ -215,10 +216,10 @@ class Hand:
     def _work(self) -> None:
         while not self._is_closed:
             news = self.client.news
-            if news.refused:
-                self.error = RefusedError(news.refused)
+            if isinstance(news.end, Refused):
+                self.error = RefusedError(news.end.why)
                 return
-            if news.turned_away:
+            if isinstance(news.end, TurnedAway):
                 self.status = structs.replace(self.status, state_version=FRESH, ready=False)
                 self._join()
             elif news.generation and news.generation.number > self.status.generation:

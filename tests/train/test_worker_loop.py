@@ -4,13 +4,14 @@ from unittest.mock import Mock
 
 from meshmend.membership.client import News
 from meshmend.membership.faults.fault_injector import SelfInjection
+from meshmend.membership.messages import Over
 from meshmend.train.core.worker_loop import WorkerLoop
 
 
 def test_a_worker_that_comes_after_the_end_knows_that_it_was_no_member() -> None:
     """Otherwise it takes itself for the one that prints the result."""
     coordination = Mock()
-    coordination.await_news.return_value = News(is_over=True)
+    coordination.await_news.return_value = News(end=Over())
     replica, peers = Mock(step_number=0, is_finished=False), Mock(generation_number=0)
     replica.newest_checkpoint.return_value = None
     loop = WorkerLoop(
@@ -31,7 +32,7 @@ def test_a_worker_with_a_part_tells_its_checkpoint_again_when_it_waits_for_somet
         News(wait="no place in a tile"),
         News(wait="no place in a tile"),
         News(wait="no chip holds the state"),
-        News(is_over=True),
+        News(end=Over()),
     ]
     found = iter(news)
     coordination.await_news.side_effect = lambda is_it: next(each for each in found if is_it(each))

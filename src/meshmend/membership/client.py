@@ -17,6 +17,7 @@ from typing import Final
 from msgspec import structs
 
 from meshmend.config import Timing, alive_every_s
+from meshmend.errors import JobFailedError, RefusedError, TurnedAwayError, WrongChipError
 from meshmend.membership.events import Event
 from meshmend.membership.generation import Generation
 from meshmend.membership.job import JobFingerprint
@@ -46,6 +47,7 @@ from meshmend.transport.listener import Address
 
 _FIRST_HEARTBEAT_TIMEOUT_S: Final = 2.0  # until the coordinator sends its own
 _FIRST_LEASE_S: Final = Timing().lease_s
+Ending = TurnedAway | Refused | Failed | Over  # after which a worker steps no more
 _MOST_REPORTS: Final = 1000  # kept while there is no connection; then the oldest is dropped
 
 
@@ -72,11 +74,32 @@ class News:
     generation: Generation | None = None
     go: Go | None = None
     wait: str = ""
-    turned_away: TurnedAway | None = None
-    refused: str = ""
-    is_chip_wrong: bool = False  # that is why it is refused
-    failed: str = ""
-    is_over: bool = False
+    end: Ending | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job is done."""
+        return isinstance(self.end, Over)
+
+    @property
+    def failure(self) -> str:
+        """Why this worker, or the whole job, cannot go on; empty if it can."""
+        return self.end.why if isinstance(self.end, Refused | Failed) else ""
+
+    def check(self) -> None:
+        """Raise an error if the coordinator does not want this worker.
+
+        Raises:
+            RefusedError, TurnedAwayError: another one may be wanted, or this one later.
+            JobFailedError: the job cannot go on.
+        """
+        match self.end:
+            case Refused(why=why, is_chip_wrong=is_wrong):
+                raise (WrongChipError if is_wrong else RefusedError)(why)
+            case Failed(why=why):
+                raise JobFailedError(why)
+            case TurnedAway(why=why):
+                raise TurnedAwayError(why)
 
 
 class MembershipClient:
@@ -113,7 +136,7 @@ class MembershipClient:
     @property
     def wants_connection(self) -> bool:
         """Whether the worker has joined, has not been rejected, and the job is not over."""
-        return self._address is not None and not self._is_rejected and not self.news.is_over
+        return self._address is not None and self.news.end is None
 
     @property
     def address(self) -> Address | None:
@@ -144,11 +167,7 @@ class MembershipClient:
         """Whether the coordinator has something else for this worker than to step."""
         latest = self.news.generation
         is_same = latest is not None and latest.number == generation
-        return not is_same or bool(self.news.wait) or self._is_rejected or self.news.is_over
-
-    @property
-    def _is_rejected(self) -> bool:
-        return bool(self.news.turned_away or self.news.refused or self.news.failed)
+        return not is_same or bool(self.news.wait) or self.news.end is not None
 
     def join(
         self,
@@ -264,17 +283,12 @@ class MembershipClient:
             case Wait(why=why):
                 # A member that has to wait must stop: its peers train without it.
                 self.set_news(replace(self.news, wait=why))
-            case TurnedAway():
-                self.set_news(replace(self.news, turned_away=message))
-            case Refused(why=why, is_chip_wrong=is_wrong):
-                self.set_news(replace(self.news, refused=why, is_chip_wrong=is_wrong))
-            case Failed(why=why):
-                self.set_news(replace(self.news, failed=why))
-            case Over():
-                self.set_news(replace(self.news, is_over=True))
+            case TurnedAway() | Refused() | Failed() | Over():
+                self.set_news(replace(self.news, end=message))
             case Sever(chip=chip):
                 self._on_sever(chip)
-        return not isinstance(message, TryLater) and not self._is_rejected
+        is_wanted = self.news.end is None or self.news.is_over
+        return is_wanted and not isinstance(message, TryLater)
 
     def _renew(self, generation: int, sent: float) -> None:
         """Extend the lease, or begin that of a later generation."""

@@ -17,13 +17,9 @@ from typing import Final
 from meshmend.errors import (
     ChannelError,
     HandshakeError,
-    JobFailedError,
     MessageError,
-    RefusedError,
     StoppedError,
     TransportError,
-    TurnedAwayError,
-    WrongChipError,
 )
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
@@ -184,13 +180,7 @@ class CoordinatorClient:
         with self._changed:
             while True:
                 news = self._client.news
-                if news.refused:
-                    raise (WrongChipError if news.is_chip_wrong else RefusedError)(news.refused)
-                if news.failed:
-                    raise JobFailedError(news.failed)
-                if news.turned_away:
-                    away = news.turned_away
-                    raise TurnedAwayError(away.why)
+                news.check()
                 if is_enough(news):
                     return news
                 if news.wait != logged:
@@ -320,7 +310,7 @@ class CoordinatorClient:
         return min(self._taken_backoff.wait_s(), max(0.0, left_s))
 
     def _end_refused(self, why: str) -> None:
-        self._client.set_news(News(refused=why))
+        self._client.set_news(News(end=Refused(why)))
         with self._changed:
             self._changed.notify_all()
 

@@ -5,6 +5,8 @@ the protocol, one byte, then MessagePack. Two ends with different versions disco
 message, with one clear error.
 """
 
+import select
+from collections.abc import Iterator
 from typing import Annotated, Final
 
 import msgspec
@@ -331,6 +333,16 @@ def send_message(channel: Channel, message: Message) -> None:
         ChannelError: the other end has closed, or takes nothing any more.
     """
     channel.send(encode_message(message))
+
+
+def messages_before(channel: Channel, deadline: float) -> Iterator[Message]:
+    """Yield the messages that arrive before a time of `time.monotonic`.
+
+    Raises:
+        ChannelError, MessageError: as `received_messages`.
+    """
+    while channel.is_ready(select.POLLIN, deadline):
+        yield from received_messages(channel)
 
 
 def received_messages(channel: Channel) -> list[Message]:

@@ -5,10 +5,9 @@ cannot be reached costs no more than that: then workers are asked, all at the sa
 """
 
 import queue
-import select
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +26,7 @@ from meshmend.membership.messages import (
     Refused,
     StatusAnswer,
     TryLater,
-    received_messages,
+    messages_before,
     send_message,
 )
 from meshmend.transport.channel import Channel
@@ -192,7 +191,7 @@ def _ask_once(
     channel = Channel(connection)
     try:
         send_message(channel, message)
-        for answer in _messages(channel, deadline):
+        for answer in messages_before(channel, deadline):
             match answer:
                 case StatusAnswer(status=status):
                     return _Reply(address, status)
@@ -207,14 +206,6 @@ def _ask_once(
         return None  # it was cut off, because others asked at the same time
     finally:
         channel.close()
-
-
-def _messages(channel: Channel, deadline: float) -> Iterator[object]:
-    """Yield the messages that arrive before the deadline."""
-    poll = select.poll()
-    poll.register(channel.fileno(), select.POLLIN)
-    while poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-        yield from received_messages(channel)
 
 
 def _named(name: str, why: str) -> str:

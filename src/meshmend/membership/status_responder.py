@@ -18,7 +18,7 @@ from meshmend.membership.messages import (
     AskStatus,
     Message,
     Refused,
-    received_messages,
+    messages_before,
     send_message,
 )
 from meshmend.transport.channel import Channel
@@ -50,32 +50,25 @@ class StatusResponder:
         ).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        channel = Channel(connection, longest_bytes=_LONGEST_BYTES)
         try:
+            channel = Channel(connection, longest_bytes=_LONGEST_BYTES)
             self._converse(channel, time.monotonic() + _PATIENCE_S)
-        except (ChannelError, MessageError) as error:
+        except (ChannelError, MessageError, OSError) as error:
             _log.debug("an asker was cut off: %s", error)
         except Exception:  # who looks at the worker's standard error sees why
             _log.exception("the status of the job cannot be told")
         finally:
             with self._lock, suppress(ValueError):
                 self._askers.remove(connection)
-            channel.close()
+            connection.close()
 
     def _converse(self, channel: Channel, deadline: float) -> None:
         """Read the question and send the answer, as far as both go until the deadline."""
-        poll = select.poll()
-
-        def is_ready(event: int) -> bool:
-            poll.register(channel.fileno(), event)
-            return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1e3))
-
-        while is_ready(select.POLLIN):
-            for question in received_messages(channel):
-                answer: Message = Refused("a worker answers who asks for the status, nothing else")
-                if isinstance(question, AskStatus):
-                    answer = self._answer(question)
-                send_message(channel, answer)
-                while channel.has_unsent and is_ready(select.POLLOUT):
-                    channel.flush()
-                return
+        for question in messages_before(channel, deadline):
+            answer: Message = Refused("a worker answers who asks for the status, nothing else")
+            if isinstance(question, AskStatus):
+                answer = self._answer(question)
+            send_message(channel, answer)
+            while channel.has_unsent and channel.is_ready(select.POLLOUT, deadline):
+                channel.flush()
+            return

@@ -76,7 +76,7 @@ class WorkerStatusKeeper:
             steps_per_s=steps_per_s,
             samples_per_s=samples * steps_per_s if samples and steps_per_s is not None else None,
             coordinator_lost_s=None if self._lost_at is None else max(0.0, now - self._lost_at),
-            failure=client.news.failed or client.news.refused,
+            failure=client.news.failure,
             waits=tuple(self._waits(now)),
             workers=(self._summary(max(0.0, now - self._moved_at)),),
             arguments=shared_arguments({identity.chip: fingerprint}),
@@ -84,7 +84,7 @@ class WorkerStatusKeeper:
 
     def _phase(self) -> JobPhase:
         news, status, generation = self._client.news, self._client.status, self._client.memory
-        if news.failed or news.refused:
+        if news.failure:
             return JobPhase.FAILED
         if news.is_over:
             return JobPhase.OVER

@@ -3,12 +3,14 @@
 Each frame follows its length, a checksum of the length, and a checksum of its bytes. So a damaged
 frame ends the connection; it is neither waited for nor taken for what another end said.
 
-Knows nothing of what the bytes mean. Never blocks: it keeps what it cannot send yet, and returns a
-frame once all of its bytes have arrived.
+Knows nothing of what the bytes mean. Only `is_ready` waits: the rest keeps what it cannot send yet,
+and returns a frame once all of its bytes have arrived.
 """
 
+import select
 import socket
 import struct
+import time
 import zlib
 from typing import Final
 
@@ -41,6 +43,12 @@ class Channel:
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
         return self._connection.fileno()
+
+    def is_ready(self, event: int, deadline: float) -> bool:
+        """Wait for an event of `select.poll`; return whether it comes before the deadline."""
+        poll = select.poll()
+        poll.register(self, event)
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1e3))
 
     @property
     def has_unsent(self) -> bool:

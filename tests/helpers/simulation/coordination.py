@@ -7,7 +7,7 @@ calls again after a pause.
 
 from collections.abc import Callable
 
-from meshmend.errors import JobFailedError, RefusedError, StoppedError, TurnedAwayError
+from meshmend.errors import StoppedError
 from meshmend.membership.client import MembershipClient, News, WorkerIdentity
 from meshmend.membership.events import Event
 from meshmend.membership.job import JobFingerprint
@@ -86,12 +86,7 @@ class SimulatedCoordination:
         """Return the news as soon as they are enough."""
         while True:
             news = self._client.news
-            if news.refused:
-                raise RefusedError(news.refused)
-            if news.failed:
-                raise JobFailedError(news.failed)
-            if news.turned_away:
-                raise TurnedAwayError(news.turned_away.why)
+            news.check()
             if is_enough(news):
                 return news
             self._process.block()

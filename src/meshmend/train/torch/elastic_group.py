@@ -525,8 +525,7 @@ class ElasticGroup:
         news, loop = coordinator_client().news, self._loop
         assert loop is not None
         is_same = news.generation is not None and news.generation.number == loop.number
-        is_away = news.turned_away or news.refused or news.failed or news.is_over
-        return not is_same or bool(news.wait or is_away)
+        return not is_same or bool(news.wait) or news.end is not None
 
     def _report_lost(self, joined: _JoinedJob) -> None:
         """Report the peer that the first failed collective lost, if it knows one."""

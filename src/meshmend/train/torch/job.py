@@ -15,6 +15,7 @@ joins the new generation, and hands out its new share of the same step. The sums
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,8 @@ import torch
 from meshmend.errors import InputError, hides_frames
 from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob, added
-from meshmend.train.core.exchange import Exchange
 from meshmend.train.core.job_core import JobCore
 from meshmend.train.core.job_settings import JobSettings
-from meshmend.train.core.learner import ExchangeState, ShardedReplica, Sharding
 from meshmend.train.core.step_sums import RAISE
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.random_numbers import seed_all
@@ -107,7 +106,7 @@ class Job(ChipJob):
         )
         self.model, self.optimizer, self.steps = model, optimizer, steps
         is_one = isinstance(mirror_domains, str)
-        self._mirror_domains = (str(mirror_domains),) if is_one else tuple(mirror_domains)
+        domains = (str(mirror_domains),) if is_one else tuple(mirror_domains)
         self._collate, self._source = data.collate, data.source(settings.order())
         self._learner: TorchLearner = TorchLearner(
             model,
@@ -119,6 +118,12 @@ class Job(ChipJob):
             master_weights=master_weights,
             n_notes=settings.n_notes,
         )
+        make_sharding = partial(
+            ShardedUpdate,
+            self._learner,
+            environment=worker_environment(),
+            mirror_domains=domains,
+        )
         self._core = JobCore(
             self._learner,
             settings,
@@ -127,10 +132,10 @@ class Job(ChipJob):
                 optimizer,
                 self._source,
                 settings,
-                mirror_domains=self._mirror_domains if shard_optimizer else (),
+                mirror_domains=domains if shard_optimizer else (),
                 has_masters=master_weights,
             ),
-            self._make_sharding if shard_optimizer else None,
+            make_sharding if shard_optimizer else None,
         )
         self._core.seen_of_stream = lambda: self._source.seen
 
@@ -138,18 +143,6 @@ class Job(ChipJob):
     def optimizer_bytes(self) -> int:
         """The bytes of the optimizer's state that this chip keeps now."""
         return self._learner.n_state_bytes()
-
-    def _make_sharding(
-        self, replica: ShardedReplica, exchange: Exchange, exchange_state: ExchangeState
-    ) -> Sharding:
-        return ShardedUpdate(
-            self._learner,
-            replica,
-            exchange,
-            exchange_state,
-            worker_environment(),
-            self._mirror_domains,
-        )
 
     @property
     def grad_norm(self) -> float | None:
