@@ -42,6 +42,7 @@ Messages say who needs what, what it got, and what to do.
 
 from collections.abc import Callable, Iterable
 from functools import wraps
+from numbers import Integral
 from typing import ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -75,6 +76,18 @@ def check_kind(who: str, what: str, value: object, kind: type | tuple[type, ...]
     """Raise InputError unless a value is of a kind; `what` says what `who` needs."""
     if not isinstance(value, kind):
         raise InputError(f"{who} needs {what}, but got {value!r:.80}")
+
+
+def check_count(
+    who: str, name: str, value: object, *, least: int, most: int = (1 << 53) - 1
+) -> None:
+    """Raise InputError unless a value is a whole number in a range; a message can hold `most`."""
+    if not isinstance(value, Integral) or int(value) < least:
+        raise InputError(
+            f"{who} needs {name} as a whole number of at least {least}, but got {value!r:.80}"
+        )
+    if int(value) > most:
+        raise InputError(f"{who} needs {name} of at most {most}, but got {value}")
 
 
 class MeshmendError(Exception):

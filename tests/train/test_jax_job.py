@@ -335,8 +335,8 @@ def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) ->
         "JaxJob needs arrays of one length, the number of samples, but their shapes are [(3,), "
         "(4,)]",
         "JaxJob needs arrays of one length, the number of samples, but their shapes are []",
-        "JaxJob needs a micro-batch that is a whole number of at least 1, but got 0",
-        "Job needs a batch of at least 1 and at least 0 steps, but got batch=0 and steps=3",
+        "JaxJob needs micro_batch as a whole number of at least 1, but got 0",
+        "Job needs batch as a whole number of at least 1, but got 0",
         "a batch policy needs to be one of constant, shrink, but got 'grow'",
         "JaxJob needs a batch of arrays of its 4 samples, but got one of shape (2, 3); step takes "
         "what the job handed out, which collate has made",
@@ -350,7 +350,7 @@ def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) ->
         "JaxJob needs samples of numbers, but batch[1] is of <U4; leave it out of the data set, or "
         "of what collate returns",
         "training needs at least one sample, but got 0",
-        "Job needs steps as a whole number, but got 2.5",
+        "Job needs steps as a whole number of at least 0, but got 2.5",
         "JaxJob needs the arrays of its parameters and of the optimizer's state, because a step "
         "may not count, but a function that the loop has called with them has used up their "
         "memory; leave out donate_argnums there, or pass copies",

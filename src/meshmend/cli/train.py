@@ -94,9 +94,9 @@ def train_command(
     begin, faults = local_job(config)
     check_choice("a batch policy", what.batch_policy, POLICIES)
     if config.job.check_shares:
-        from meshmend.train.core.share_checks import check_settings
+        from meshmend.train.core.share_checks import check_policy
 
-        check_settings(config.job.check_shares, what.batch_policy)
+        check_policy(config.job.check_shares, what.batch_policy)
     _check_moments(faults, what.steps, is_sharded=has_shards)
     if what.tile:
         _check_tile(model, config, begin, faults)

@@ -1,25 +1,22 @@
 """What a user says of a job in any framework, and how the rest of it is completed."""
 
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Final
 
-from meshmend.errors import InputError, check_choice
+from meshmend.errors import InputError, check_choice, check_count
 from meshmend.train.core.chip_speeds import BY_SPEED, SHARES
-from meshmend.train.core.share_checks import check_settings
+from meshmend.train.core.share_checks import check_policy
 from meshmend.train.core.step_sums import NON_FINITE, RAISE
 from meshmend.train.core.worker_environment import worker_environment
 from meshmend.train.data.samples import POLICIES, Order, StreamOrder
 from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.comparison import COMPARE_EVERY
 from meshmend.train.state.resume import Resume
-from meshmend.transport.codec import LARGEST
 
 RESTORE, CONTINUE, STOP = "restore", "continue", "stop"
 ON_WRONG_RESULT: Final = (RESTORE, CONTINUE, STOP)
 
-# What a message to the coordinator can hold; a seed is also one of torch's.
-_MOST: Final = dict.fromkeys(("batch", "steps", "check_shares"), LARGEST) | {"seed": 2**64 - 1}
+_LARGEST_SEED: Final = 2**64 - 1  # of torch
 
 
 @dataclass(frozen=True)
@@ -52,35 +49,19 @@ class JobSettings:
     shares: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch", "steps", "compare_every"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral):
-                raise InputError(f"Job needs {name} as a whole number, but got {value!r}")
-        if self.batch < 1 or self.steps < 0:
-            raise InputError(
-                f"Job needs a batch of at least 1 and at least 0 steps, but got "
-                f"batch={self.batch} and steps={self.steps}"
-            )
-        if not isinstance(self.seed, Integral) or self.seed < 0:
-            raise InputError(
-                f"Job needs a seed that is a whole number of at least 0, but got {self.seed!r}"
-            )
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is not None and value > most:
-                raise InputError(f"Job needs {name} of at most {most}, but got {value}")
+        check_count("Job", "batch", self.batch, least=1)
+        check_count("Job", "steps", self.steps, least=0)
+        check_count("Job", "seed", self.seed, least=0, most=_LARGEST_SEED)
+        check_count("Job", "compare_every", self.compare_every, least=1)
+        check_count("Job", "check_shares", self.checked_every, least=0)
         if not isinstance(self.saving, Saving | None):
             raise InputError(
                 "Job needs saving=Saving(folder, every=...), but got a "
                 f"{type(self.saving).__name__}"
             )
-        if self.compare_every < 1:
-            raise InputError(
-                f"Job needs compare_every of at least 1 step, but got {self.compare_every}"
-            )
         check_choice("a batch policy", self.policy, POLICIES)
         check_choice("non_finite", self.non_finite, NON_FINITE)
-        check_settings(self.checked_every, self.policy)
+        check_policy(self.checked_every, self.policy)
         check_choice("shares", self.shared_by, SHARES)
         check_choice("on_wrong_result", self.wrong_result_policy, ON_WRONG_RESULT)
 

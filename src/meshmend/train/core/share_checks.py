@@ -416,13 +416,8 @@ def _differing(one: Hashes, other: Hashes) -> tuple[str, ...]:
     return tuple(name for name in sorted(one) if one[name] != other.get(name))
 
 
-def check_settings(check_shares: int, policy: str) -> None:
-    """Raise InputError if a job cannot compute shares twice so often."""
-    if check_shares < 0:
-        raise InputError(
-            f"check_shares needs a number of steps of at least 1, or 0 for no checks, but got "
-            f"{check_shares}"
-        )
+def check_policy(check_shares: int, policy: str) -> None:
+    """Raise InputError if a job of such batches cannot compute shares twice."""
     if check_shares and policy != "constant":
         raise InputError(
             f'check_shares needs policy="constant", but got {policy!r}: a step that is done again '

@@ -11,7 +11,6 @@ If the mesh changed meanwhile, the step does not count, and the new share of the
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +18,7 @@ import jax
 import numpy as np
 import optax
 
-from meshmend.errors import InputError, hides_frames
+from meshmend.errors import InputError, check_count, hides_frames
 from meshmend.membership.job import JobFingerprint
 from meshmend.train.core.chip_job import ChipJob
 from meshmend.train.core.job_core import JobCore
@@ -116,11 +115,8 @@ class JaxJob(ChipJob):
             shares=shares,
         )
         settings.order()  # refuses a data set without samples
-        if micro_batch is not None and not (isinstance(micro_batch, Integral) and micro_batch > 0):
-            raise InputError(
-                "JaxJob needs a micro-batch that is a whole number of at least 1, but got "
-                f"{micro_batch!r}"
-            )
+        if micro_batch is not None:
+            check_count("JaxJob", "micro_batch", micro_batch, least=1)
         for name, function in (("a loss function", loss), ("a collate function", collate)):
             if not callable(function):
                 raise InputError(f"JaxJob needs {name}, but got a {type(function).__name__}")

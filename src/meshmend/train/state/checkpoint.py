@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -35,7 +34,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from meshmend.errors import CheckpointDamageError, InputError
+from meshmend.errors import CheckpointDamageError, InputError, check_count
 from meshmend.files import DRAFT, sync_folder, why_unwritten, write_whole
 from meshmend.train.state.shards import (
     OLD_SUFFIXES,
@@ -66,11 +65,8 @@ class Saving:
     keep: int = 3
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.every, Integral) and self.every >= 1 and self.keep >= 1):
-            raise InputError(
-                "Saving needs every and keep of at least 1, but got "
-                f"every={self.every!r} and keep={self.keep!r}"
-            )
+        check_count("Saving", "every", self.every, least=1)
+        check_count("Saving", "keep", self.keep, least=1)
         # A loop may go to another folder.
         object.__setattr__(self, "folder", Path(self.folder).absolute())
 
@@ -215,8 +211,7 @@ def prune(
     Raises:
         InputError: `keep` is less than one.
     """
-    if keep < 1:
-        raise InputError(f"prune needs to keep at least one checkpoint, but got keep={keep}")
+    check_count("prune", "keep", keep, least=1)
     complete = [each for each in complete_steps(folder) if newest is None or each <= newest]
     kept = complete[-keep:]
     right: list[int] = []
