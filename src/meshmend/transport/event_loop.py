@@ -125,7 +125,7 @@ N_KEY_LINES: Final = 6
 LEFT, CALL, FINGERPRINT, CODE, N_MOVES, N_KEYS = 0, 1, 2, 3, 4, 5
 PAYLOAD, MOVES_AT, FOLLOWING_AT, STAGING, KEYS_AT, HEAP_AT, STACK_AT = 6, 7, 8, 9, 10, 11, 12
 ENDED: Final = 13
-DONE_FD: Final = 14  # an event descriptor to write to when the run has ended, or -1
+DONE_FD: Final = 14  # an event descriptor to write to when the run has ended
 N_RUN_COLUMNS: Final = 15
 
 # Entries of `numbers`: the generation, the numbers of the oldest run that has not ended, of the
@@ -426,8 +426,7 @@ def _end_if_done(loop, slot):  # type: ignore[no-untyped-def]
         loop.ports[slot, peer, IS_USED] = 0
     loop.numbers[LINKS_CHANGED] = 1
     loop.runs[slot, ENDED] = 1
-    if loop.runs[slot, DONE_FD] >= 0:
-        write_event(loop.runs[slot, DONE_FD], loop.numbers[ONE:].ctypes.data)
+    write_event(loop.runs[slot, DONE_FD], loop.numbers[ONE:].ctypes.data)
     # Python closes the descriptors of runs before the oldest, so this comes last.
     while (
         loop.numbers[OLDEST] <= loop.numbers[LAST_BEGUN]

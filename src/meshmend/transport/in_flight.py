@@ -78,7 +78,7 @@ class PendingRun:
         assert self._owned is not None, "a run is settled once"
         self._owned.task_tables.give_back(self._owned.tables)
         self._owned, self.error = None, error
-        if self.event_fd >= 0 and error is not None:
+        if error is not None:
             os.eventfd_write(self.event_fd, 1)
         self.close_unused()
 
@@ -118,16 +118,27 @@ class RunsInFlight:
         self._thread: threading.Thread | None = None
 
     def start(self, task: Task, payload: Bytes, timeout_s: float, *, wakes: bool) -> PendingRun:
-        """Start a run; whoever drives takes it along, else the thread if this `wakes` it."""
-        run, _ = self._add(task, payload, timeout_s, wakes=wakes)
-        return run
+        """Start a run; whoever drives takes it along, else the thread if this `wakes` it.
 
-    def run(self, task: Task, payload: Bytes, timeout_s: float) -> None:
-        """Start a run and wait for it; drive the loop if nobody does."""
-        run, must_drive = self._add(task, payload, timeout_s, drives=True)
-        if must_drive:
-            self._drive(run)
-        run.wait()
+        Nobody drives a run that wakes no thread before somebody waits for it.
+        """
+        if payload.nbytes != task.n_bytes:
+            raise InputError(f"the task needs {task.n_bytes} bytes, but got {payload.nbytes}")
+        while True:
+            with self._changed:
+                self._refuse_in_handler()
+                self._reap()
+                if self.broken is not None:
+                    raise type(self.broken)(str(self.broken), self.broken.rank)
+                if len(self._pending) < event_loop.MOST_RUNS:
+                    run = self._enter(task, payload, timeout_s)
+                    if self._driver is not None:
+                        os.eventfd_write(self._wake_fd, 1)
+                    elif wakes:
+                        self._wake_thread()
+                    return run
+                oldest = self._pending[0]
+            self.wait_for(oldest)
 
     def has_ended(self, run: PendingRun) -> bool:
         """Whether a run has ended, with or without an error."""
@@ -143,9 +154,6 @@ class RunsInFlight:
             must_drive = self._driver is None
             if must_drive:
                 self._driver = threading.get_ident()
-            if not must_drive and run.event_fd < 0:  # its own caller drives it
-                self._changed.wait_for(lambda: run.is_settled)
-                return
             run.n_waiting += not must_drive
         if must_drive:
             self._drive(run)
@@ -200,37 +208,6 @@ class RunsInFlight:
             self._thread.join()
         os.close(self._wake_fd)
 
-    def _add(
-        self,
-        task: Task,
-        payload: Bytes,
-        timeout_s: float,
-        *,
-        drives: bool = False,
-        wakes: bool = False,
-    ) -> tuple[PendingRun, bool]:
-        """Add a run; return it, and whether the caller has to drive the loop now."""
-        if payload.nbytes != task.n_bytes:
-            raise InputError(f"the task needs {task.n_bytes} bytes, but got {payload.nbytes}")
-        while True:
-            with self._changed:
-                self._refuse_in_handler()
-                self._reap()
-                if self.broken is not None:
-                    raise type(self.broken)(str(self.broken), self.broken.rank)
-                if len(self._pending) < event_loop.MOST_RUNS:
-                    must_drive = drives and self._driver is None
-                    run = self._enter(task, payload, timeout_s, has_event=not must_drive)
-                    if self._driver is not None:
-                        os.eventfd_write(self._wake_fd, 1)
-                    elif must_drive:
-                        self._driver = threading.get_ident()
-                    elif wakes:
-                        self._wake_thread()
-                    return run, must_drive
-                oldest = self._pending[0]
-            self.wait_for(oldest)
-
     def _refuse_in_handler(self) -> None:
         """Raise InputError in the handler of a signal that has interrupted the loop: it rests."""
         if self._driver == threading.get_ident():
@@ -240,9 +217,7 @@ class RunsInFlight:
                 "call it in the loop"
             )
 
-    def _enter(
-        self, task: Task, payload: Bytes, timeout_s: float, *, has_event: bool
-    ) -> PendingRun:
+    def _enter(self, task: Task, payload: Bytes, timeout_s: float) -> PendingRun:
         """Write a new run to the tables of the loop."""
         if (task_tables := self._tables.get(task)) is None:
             task_tables = self._tables[task] = _TaskTables(task, len(self.loop.links))
@@ -250,7 +225,7 @@ class RunsInFlight:
         numbers = self.loop.numbers
         number = int(numbers[event_loop.LAST_STARTED]) + 1
         slot = number % event_loop.MOST_RUNS
-        event_fd = os.eventfd(0, os.EFD_CLOEXEC) if has_event else -1
+        event_fd = os.eventfd(0, os.EFD_CLOEXEC)
         line = self.loop.runs[slot]
         task_tables.enter(owned.tables, payload, line, self.loop.ports[slot])
         line[event_loop.CALL] = int(numbers[event_loop.GENERATION]) * _WORD + number

@@ -148,7 +148,7 @@ class SocketTransport:
             PeerLostError, MismatchError, StoppedError, StalledError: see `transport`. The
             transport can then not run another task before `renew`.
         """
-        self._runs.run(task, payload, timeout_s)
+        self._runs.start(task, payload, timeout_s, wakes=False).wait()
 
     def start(
         self, task: Task, payload: Bytes, *, timeout_s: float = 1800.0, wakes: bool = True

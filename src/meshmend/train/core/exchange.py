@@ -196,11 +196,8 @@ class Exchange:
 
     def _make_tasks(self) -> None:
         self._tasks = {}
-        for size, dtype in self._sums:
-            if dtype == GATHER:
-                self._gather_task(size)
-            else:
-                self._sum_task(size, dtype)
+        for size, kind in self._sums:
+            self._task(size, kind)
 
     def planned_losses(self) -> tuple[int, int] | None:
         """Return how many losses of a board have plans, and of how many; looked up now and then."""
@@ -338,7 +335,7 @@ class Exchange:
         if self.mesh.n_live == 1:
             self.transport.check()
         else:
-            self._run(self._sum_task(n_elements, dtype), payload)
+            self._run(self._task(n_elements, dtype), payload)
 
     def sum_order(
         self, n_elements: int, dtype: str, element: int
@@ -348,20 +345,23 @@ class Exchange:
         That takes these elements, or some of them, of each rank, and returns the sum that each rank
         must have, bit for bit.
         """
-        task = self._sum_task(n_elements, dtype)
+        task = self._task(n_elements, dtype)
         schedule, n_slices = task.program.schedule, task.layout.n_slices
         chunk, start, stop = chunk_at(schedule, n_elements, element, n_slices=n_slices)
         return start, stop, lambda parts: run_chunk(schedule, chunk, parts)
 
-    def start_sum(self, payload: Bytes, n_elements: int, dtype: str) -> PendingSum:
+    def start_sum(
+        self, payload: Bytes, n_elements: int, dtype: str, *, wakes: bool = True
+    ) -> PendingSum:
         """Start what `sum` does and return at once; all chips start their sums in one order.
 
-        Sums in flight do not wait for each other. If one fails, all fail.
+        Sums in flight do not wait for each other. If one fails, all fail. Unless it `wakes` another
+        thread, the caller waits for it soon.
         """
         if self.mesh.n_live == 1:
             self.transport.check()
             return FinishedSum()
-        return self._start(self._sum_task(n_elements, dtype), payload)
+        return self._start(self._task(n_elements, dtype), payload, wakes=wakes)
 
     def spread(self, payload: Bytes | None, holders: Sequence[Chip]) -> Bytes:
         """Return the holders' payload on every chip; chips that are no holders pass None.
@@ -393,14 +393,14 @@ class Exchange:
         to = None if receivers is None else tuple(self.mesh.rank_of[chip] for chip in receivers)
         schedule, hazards = proved_spread(self.mesh, ranks, in_parts=in_parts, receivers=to)
         program = self._program(schedule, hazards)
-        return Spreading(program, self._start, self._run)
+        return Spreading(program, self._start)
 
     def all_gather(self, payload: Bytes) -> None:
         """Fill the payload, on every chip, with the part that each rank has; parts are equal."""
         if self.mesh.n_live == 1:
             self.transport.check()
             return
-        self._run(self._gather_task(len(payload)), payload)
+        self._run(self._task(len(payload), GATHER), payload)
 
     def send_parts(self, payload: Bytes, cuts: Sequence[int], ends: Sequence[Ends]) -> None:
         """Send each part of a payload from one rank to another, over a connection of their own.
@@ -419,15 +419,11 @@ class Exchange:
             if planner is not None:
                 planner.close()
 
-    def _sum_task(self, n_elements: int, dtype: str) -> Task:
-        return self._task((n_elements, dtype), _SUM, dtype)
-
-    def _gather_task(self, n_bytes: int) -> Task:
-        return self._task((n_bytes, GATHER), _ALL_GATHER, "uint8")
-
-    def _task(self, key: tuple[int, str], call: CollectiveCall, dtype: str) -> Task:
-        if key not in self._tasks:
-            task = self._catalogue.task(call, key[0], dtype)
+    def _task(self, size: int, kind: str) -> Task:
+        """Return this chip's part in a sum of elements of a type, or in a gather of bytes."""
+        if (key := (size, kind)) not in self._tasks:
+            call, dtype = (_ALL_GATHER, "uint8") if kind == GATHER else (_SUM, kind)
+            task = self._catalogue.task(call, size, dtype)
             self._tasks[key] = replace(task, program=self._with_seats(task.program))
         return self._tasks[key]
 
@@ -449,17 +445,13 @@ class Exchange:
         )
         self._connected |= seats
 
-    def _connect_to(self, task: Task) -> None:
+    def _start(self, task: Task, payload: Bytes, *, wakes: bool = True) -> PendingSum:
         if not self._connected.issuperset(peers := task.program.peers):
             self._connect(set(peers))
-
-    def _start(self, task: Task, payload: Bytes) -> PendingSum:
-        self._connect_to(task)
-        return self.transport.start(task, payload)
+        return self.transport.start(task, payload, wakes=wakes)
 
     def _run(self, task: Task, payload: Bytes) -> None:
-        self._connect_to(task)
-        self.transport.run(task, payload)
+        self._start(task, payload, wakes=False).wait()
 
 
 @dataclass(frozen=True)
@@ -477,13 +469,8 @@ class Spreading:
     All chips start payloads of the same sizes in the same order.
     """
 
-    def __init__(
-        self,
-        program: RankProgram,
-        start: Callable[[Task, Bytes], PendingSum],
-        run: Callable[[Task, Bytes], None],
-    ) -> None:
-        self._program, self._start, self._run = program, start, run
+    def __init__(self, program: RankProgram, start: Callable[..., PendingSum]) -> None:
+        self._program, self._start = program, start
         self._tasks: dict[int, Task] = {}  # by size
 
     @property
@@ -497,7 +484,7 @@ class Spreading:
 
     def run(self, payload: Bytes) -> None:
         """Send a payload, or fill it."""
-        self._run(self._task(len(payload)), payload)
+        self._start(self._task(len(payload)), payload, wakes=False).wait()
 
     def _task(self, n_bytes: int) -> Task:
         if n_bytes not in self._tasks:

@@ -44,13 +44,16 @@ class StepSums:
         self._error: TransportError | None = None
         self._n_started = 0
 
-    def start(self, number: int) -> None:
-        """Start a sum, unless the step is void already; all chips start theirs in one order."""
+    def start(self, number: int, *, wakes: bool = True) -> None:
+        """Start a sum, unless the step is void already; all chips start theirs in one order.
+
+        Unless it `wakes` another thread, this one waits for it next.
+        """
         self._n_started += 1
         self._before(number)
         if self._error is None and self._exchange is not None:
             try:
-                self._pending.append(self._exchange.start_sum(*self._sum_of(number)))
+                self._pending.append(self._exchange.start_sum(*self._sum_of(number), wakes=wakes))
             except TransportError as error:
                 self.fail(error)
 
@@ -73,18 +76,9 @@ class StepSums:
         return self._learner.sums.payloads[number], *self._learner.sums.sizes[number]
 
     def _sum(self, numbers: Sequence[int]) -> None:
-        """Make some sums, and wait for them and for all in flight.
-
-        Nothing is left to do beside the last one, so this thread makes it, without waking another.
-        """
-        for number in numbers[:-1]:
-            self.start(number)
-        self._before(numbers[-1])
-        if self._error is None and self._exchange is not None:
-            try:
-                self._exchange.sum(*self._sum_of(numbers[-1]))
-            except TransportError as error:
-                self.fail(error)
+        """Make some sums, and wait for them and for all in flight: nothing is left to do beside."""
+        for number in numbers:
+            self.start(number, wakes=False)
         self._wait()
 
     def _wait(self) -> None:
