@@ -318,7 +318,9 @@ def test_prune_never_deletes_the_last_complete_checkpoint(tmp_path: Path) -> Non
 
     prune(tmp_path, keep=1)
     assert complete_steps(tmp_path) == [100]
-    with pytest.raises(InputError, match="at least one checkpoint, but got keep=0"):
+    with pytest.raises(
+        InputError, match="prune needs keep as a whole number of at least 1, but got 0"
+    ):
         prune(tmp_path, keep=0)
 
 
