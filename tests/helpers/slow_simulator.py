@@ -24,6 +24,7 @@ class Row:
     before_send: Sequence[int]
     before_write: Sequence[int]
     speeds: Sequence[Fraction] = ()  # of the links of the path; none: all are 1
+    is_local: bool = False  # then its path is a channel of its chip's own, which it holds no time
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class SlowSimulation:
 
     def _hold(self, message: Message, hop: int) -> Fraction:
         """Bytes come no faster than over the slowest link so far."""
+        if self.rows[message[1]].is_local:
+            return Fraction(0)
         speed = min(self.rows[message[1]].speeds[: hop + 1], default=Fraction(1))
         return self.figures.overhead + self._bytes(message) / (self.figures.bandwidth * speed)
 
@@ -136,12 +139,14 @@ class SlowSimulation:
         starts = self.starts[message]
         if len(starts) < len(self.rows[message[1]].path):
             return False
-        return starts[-1] + self.figures.latency + self.holds[message][-1] <= self.now
+        latency = 0 if self.rows[message[1]].is_local else self.figures.latency
+        return starts[-1] + latency + self.holds[message][-1] <= self.now
 
     def _may_write(self, message: Message) -> bool:
         part, row = message[0], self.rows[message[1]]
         for number in row.before_write:
-            reads_there = self.rows[number].src == row.dst
+            other = self.rows[number]
+            reads_there = other.src == row.dst and not other.is_local
             earlier = (part, number)
             if not (self._has_left(earlier) if reads_there else earlier in self.in_place):
                 return False

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from meshmend.errors import InputError
 from meshmend.schedule.algorithms import algorithm
 from meshmend.schedule.hazards import Hazards, hazards_of
+from meshmend.schedule.placement import placed
 from meshmend.schedule.table import COPY, REDUCE, Collective, Phase, Schedule, even_cuts
 from meshmend.simulator.discrete_events import ADDED, N_KINDS, RELEASE
 from meshmend.simulator.network_program import SIZE_CLASS, Program, program_of
@@ -305,9 +306,12 @@ def slow_rows(schedule: Schedule, hazards: Hazards, routes: Routes) -> list[Row]
     cuts = [Fraction(cut) for cut in schedule.cuts.tolist()]
     rows = []
     for row, (src, dst) in enumerate(zip(schedule.src, schedule.dst, strict=True)):
-        pair = routes.pair_of(int(src), int(dst))
-        path = routes.channels[routes.hop_ptr[pair] : routes.hop_ptr[pair + 1]].tolist()
-        speeds = () if routes.speeds is None else map(Fraction, routes.speeds[path].tolist())
+        if src == dst:  # it holds a channel of its chip's own, which comes after those of links
+            path, speeds = [routes.n_ranks * routes.n_ports + int(src)], map(Fraction, ())
+        else:
+            pair = routes.pair_of(int(src), int(dst))
+            path = routes.channels[routes.hop_ptr[pair] : routes.hop_ptr[pair + 1]].tolist()
+            speeds = map(Fraction, () if routes.speeds is None else routes.speeds[path].tolist())
         rows.append(
             Row(
                 src=int(src),
@@ -316,6 +320,7 @@ def slow_rows(schedule: Schedule, hazards: Hazards, routes: Routes) -> list[Row]
                 reduces=bool(schedule.op[row] == REDUCE),
                 path=path,
                 speeds=tuple(speeds),
+                is_local=bool(src == dst),
                 before_send=hazards.before_send(row),
                 before_write=hazards.before_write(row),
             )
@@ -467,6 +472,38 @@ def test_every_algorithm_agrees_with_the_slow_simulator(name: str) -> None:
     fast = simulate(program_of(schedule, hazards, routes), UNIT, payload_bytes=96, slices=2)
 
     assert fast.time_s == pytest.approx(float(slow.time), rel=1e-9)
+
+
+@pytest.mark.parametrize("chip", [None, 2.0])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("exchange", parse_mesh("2x3", wrap="all", fail=["1,0", "link:0,2-1,2"])),
+        ("exchange-1", parse_mesh("2x3")),
+        ("direct", parse_mesh("2x3", wrap="all")),
+        ("flood", parse_mesh("5", wrap="all")),
+    ],
+)
+def test_tables_with_scratch_agree_with_the_slow_simulator(
+    name: str, mesh: Mesh, chip: float | None
+) -> None:
+    """Whose local rows take no time, but come after all that happens at the same time."""
+    schedule = algorithm(name).build(mesh, Collective.ALLREDUCE)
+    assert schedule.has_scratch
+    hazards, routes = hazards_of(schedule), placed(mesh, schedule).routes
+    limited = None if chip is None else Fraction(chip)
+    figures = Figures(Fraction(1), Fraction(1, 2), Fraction(1, 4), limited, Fraction(4))
+
+    for slices in (1, 2):
+        slow = SlowSimulation(slow_rows(schedule, hazards, routes), figures, slices).run()
+        fast = simulate(
+            program_of(schedule, hazards, routes),
+            UNIT.with_(chip_bandwidth_bytes_per_s=chip),
+            payload_bytes=4,
+            slices=slices,
+        )
+
+        assert fast.time_s == pytest.approx(float(slow.time), rel=1e-9)
 
 
 @settings(max_examples=20)

@@ -24,7 +24,8 @@ These rules determine every simulated time:
   waits for is in place, and rows that copy the chunk from the owner wait for that. If
   `update_rate` is set, an update takes `bytes / update_rate`, one after another at each owner.
 - A local row, between two buffers of one chip, takes no link and no time; if it reduces and
-  `chip_bandwidth` is set, it is added up like a message that has arrived.
+  `chip_bandwidth` is set, it is added up like a message that has arrived. A chip takes its local
+  rows one after another by priority, as a channel does, and so are updates that take no time.
 - A channel that is free takes at once the message with the highest priority of those that wait for
   it. It takes more while those that it has, with the one that it carries, are less than the
   fabric's `queue_bytes`, a message's overhead counted as the bytes of its time. It carries them in

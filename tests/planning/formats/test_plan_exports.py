@@ -135,10 +135,21 @@ def test_chakra_traces_run_to_their_end_and_move_the_whole_payload(
     assert set(tags.values()) == {1}
 
 
-@pytest.mark.parametrize("algorithm", ["trees", "rank-ring"])
-def test_following_next_hops_leads_every_message_to_its_target(algorithm: str) -> None:
-    made = plan(parse_mesh("6x6", fail=["2x2@2,2"]), algorithm)
-    tables = next_hop_tables(made)
+@pytest.mark.parametrize(
+    ("mesh", "algorithm", "collective"),
+    [
+        (parse_mesh("6x6", fail=["2x2@2,2"]), "trees", "allreduce"),
+        (parse_mesh("6x6", fail=["2x2@2,2"]), "rank-ring", "allreduce"),
+        (parse_mesh("6x6", fail=["2,2"]), "direct", "allreduce"),
+        (parse_mesh("6x5", wrap="1", fail=["2x1@1,3"]), "relays", "all-to-all"),
+    ],
+)
+def test_following_next_hops_leads_every_message_to_its_target(
+    mesh: Mesh, algorithm: str, collective: str
+) -> None:
+    """By what the file says alone, in as many hops and on the virtual channel that was proved."""
+    made = plan(mesh, algorithm, collective=collective)
+    tables = json.loads(json.dumps(next_hop_tables(made)))
     next_of = {
         (tuple(each["chip"]), hop["virtual_channel"], tuple(hop["target"])): tuple(hop["next"])
         for each in tables["chips"]
@@ -146,15 +157,24 @@ def test_following_next_hops_leads_every_message_to_its_target(algorithm: str) -
     }
     mesh, routes = made.placement.mesh, made.placement.routes
 
-    for src in range(mesh.n_live):
-        for pair in range(routes.pair_ptr[src], routes.pair_ptr[src + 1]):
-            here, target = mesh.live[src], mesh.live[routes.dst[pair]]
+    n_sends = 0
+    for each in tables["chips"]:
+        for send in each["sends"]:
+            here, target, channel = (
+                tuple(each["chip"]),
+                tuple(send["target"]),
+                send["virtual_channel"],
+            )
+            pair = routes.pair_of(mesh.rank_of[here], mesh.rank_of[target])
+            assert channel == routes.virtual_channel[pair]
             n_hops = 0
             while here != target:
-                there = next_of[here, int(routes.virtual_channel[pair]), target]
+                there = next_of[here, channel, target]
                 assert mesh.rank_of[there] in mesh.neighbor_ranks[mesh.rank_of[here]]
                 here, n_hops = there, n_hops + 1
-            assert n_hops == routes.hop_ptr[pair + 1] - routes.hop_ptr[pair]
+            assert n_hops == routes.hops[pair]
+            n_sends += 1
+    assert n_sends == routes.n_pairs
 
 
 def test_the_csv_has_a_line_for_every_row() -> None:
@@ -167,6 +187,20 @@ def test_the_csv_has_a_line_for_every_row() -> None:
     assert parts == pytest.approx(made.schedule.row_fractions())
 
 
+def test_the_csv_says_on_which_virtual_channel_each_transfer_goes() -> None:
+    made = plan(parse_mesh("3x3", wrap="all"), "direct")
+    routes = made.placement.routes
+
+    for row in csv.DictReader(io.StringIO(plan_csv(made))):
+        source, target = int(row["source_rank"]), int(row["target_rank"])
+        if source == target:
+            assert (row["hops"], row["virtual_channel"]) == ("0", "")
+            continue
+        pair = routes.pair_of(source, target)
+        of_pair = (routes.hops[pair], routes.virtual_channel[pair])
+        assert (int(row["hops"]), int(row["virtual_channel"])) == of_pair
+
+
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_plan_files_follow_the_schema(mesh: Mesh, tmp_path: Path) -> None:
     schema = json.loads(SCHEMA.read_text())
@@ -177,6 +211,8 @@ def test_plan_files_follow_the_schema(mesh: Mesh, tmp_path: Path) -> None:
 
         jsonschema.validate(document, schema)
         assert set(document) <= set(schema["properties"])
+        if "pipeline" in document:
+            assert set(document["pipeline"]) <= set(schema["properties"]["pipeline"]["properties"])
         for name in schema["required"]:
             damaged = {key: value for key, value in document.items() if key != name}
             with pytest.raises(jsonschema.ValidationError):

@@ -16,6 +16,7 @@ NEXT_HOP_VERSION = 1
 _HEADS = (
     *("row", "phase", "source_rank", "source_chip", "target_rank", "target_chip"),
     *("first_chunk", "last_chunk", "payload_from", "payload_to", "operation", "hops"),
+    "virtual_channel",
 )
 
 _BUFFER_HEADS = ("source_buffer", "target_buffer")
@@ -24,9 +25,11 @@ _BUFFER_HEADS = ("source_buffer", "target_buffer")
 def plan_csv(plan: Plan) -> str:
     """Return the rows of a plan as CSV with a heading; the payload runs from 0 to 1.
 
-    A plan with scratch has two more columns: the buffers that a row reads and writes.
+    A row between two buffers of one rank has no hops and no virtual channel. A plan with scratch
+    has two more columns: the buffers that a row reads and writes.
     """
     schedule, mesh, routes = plan.schedule, plan.placement.mesh, plan.placement.routes
+    hops = routes.hops.tolist()
     phase_of, phases = schedule.phase_of_rows(), [phase.name for phase in schedule.phases]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -35,6 +38,7 @@ def plan_csv(plan: Plan) -> str:
     for row in range(schedule.n_rows):
         src, dst = int(schedule.src[row]), int(schedule.dst[row])
         lo, hi = int(schedule.lo[row]), int(schedule.hi[row])
+        pair = routes.pair_of(src, dst) if src != dst else None
         writer.writerow(
             (
                 row,
@@ -42,7 +46,7 @@ def plan_csv(plan: Plan) -> str:
                 *(src, format_chip(mesh.live[src]), dst, format_chip(mesh.live[dst])),
                 *(lo, hi - 1, float(schedule.cuts[lo]), float(schedule.cuts[hi])),
                 "reduce" if schedule.op[row] == REDUCE else "copy",
-                len(routes.path(mesh, src, dst)) - 1 if src != dst else 0,
+                *((0, "") if pair is None else (hops[pair], int(routes.virtual_channel[pair]))),
                 *(int(column[row]) for column in buffers.values()),
             )
         )
@@ -52,14 +56,18 @@ def plan_csv(plan: Plan) -> str:
 def next_hop_tables(plan: Plan) -> dict[str, Any]:
     """Return for each chip which neighbour a message goes to next, as a JSON value.
 
-    A message has a target chip and a virtual channel; both stay the same on its way. Only messages
-    of this plan have entries. Together the tables are free of deadlock, as the plan is.
+    A message has a target chip and a virtual channel; both stay the same on its way. `sends` of a
+    chip says on which virtual channel it sends to each target: its table may have entries for that
+    target on others too, for messages that pass. Only messages of this plan have entries. Together
+    the tables are free of deadlock, as the plan is.
     """
     mesh, routes = plan.placement.mesh, plan.placement.routes
+    sends: dict[Chip, list[dict[str, Any]]] = {chip: [] for chip in mesh.live}
     tables: dict[Chip, dict[tuple[int, Chip], Chip]] = {chip: {} for chip in mesh.live}
     for src in range(routes.n_ranks):
         for pair in range(int(routes.pair_ptr[src]), int(routes.pair_ptr[src + 1])):
             channel, target = int(routes.virtual_channel[pair]), mesh.live[int(routes.dst[pair])]
+            sends[mesh.live[src]].append({"target": list(target), "virtual_channel": channel})
             path = routes.path(mesh, src, int(routes.dst[pair]))
             for here, there in pairwise(path):
                 known = tables[here].setdefault((channel, target), there)
@@ -73,6 +81,7 @@ def next_hop_tables(plan: Plan) -> dict[str, Any]:
             {
                 "chip": list(chip),
                 "rank": rank,
+                "sends": sends[chip],
                 "next_hops": [
                     {"virtual_channel": channel, "target": list(target), "next": list(there)}
                     for (channel, target), there in sorted(tables[chip].items())
