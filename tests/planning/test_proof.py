@@ -1,6 +1,7 @@
 """One function proves: what is wrong in data, hops or routes does not get past it."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.hazards import hazards_of
 from meshmend.schedule.placement import Placement, placed
 from meshmend.schedule.spanning import broadcast, spread, spread_in_parts, tree_sum
-from meshmend.schedule.table import Collective, Schedule
+from meshmend.schedule.table import COPY, REDUCE, Collective, Schedule
 from meshmend.topology.mesh import Mesh
 from meshmend.topology.routes import routes_for
-from strategies import connected_meshes
+from strategies import Row, connected_meshes, schedule_from
 
 HOLE = Mesh((4, 4)).without("2x2@0,2")
 RING = ALGORITHMS["ring-1d"].build(HOLE, Collective.ALLREDUCE)
@@ -45,6 +46,32 @@ def test_wrong_data_are_refused() -> None:
 
     with pytest.raises(VerificationError, match="misses the data of"):
         prove(HOLE, without_last_row(RING))
+
+
+def test_scratch_that_is_read_before_it_is_written_is_refused() -> None:
+    """Counts do not see it: what nothing was written to counts as nothing."""
+    right = ALGORITHMS["exchange"].build(Mesh((2, 2)), Collective.ALLREDUCE)
+    prove(Mesh((2, 2)), right)
+    more = {"src": 0, "dst": 0, "lo": 0, "hi": right.n_chunks, "op": REDUCE}
+    more |= {"src_buffer": right.n_buffers, "dst_buffer": 0}
+    columns: dict[str, Any] = {
+        name: np.append(column, np.array(value, column.dtype))
+        for name, value in more.items()
+        for column in (getattr(right, name),)
+    }
+
+    with pytest.raises(VerificationError, match="nothing was written"):
+        prove(Mesh((2, 2)), replace(right, **columns))
+
+
+def test_a_weight_that_its_owner_has_not_updated_is_refused() -> None:
+    """Rank 1 hands out the sum that rank 0 owns, without passing by rank 0."""
+    rows: list[Row] = [(0, 1, 0, 1, REDUCE), (1, 0, 0, 1, COPY)]
+    schedule = schedule_from(rows, n_ranks=2, n_chunks=1)
+    prove(Mesh((1, 2)), schedule)
+
+    with pytest.raises(VerificationError, match="no updated weight at rank 1"):
+        prove(Mesh((1, 2)), replace(schedule, collective=Collective.SHARDED_UPDATE))
 
 
 def test_routes_over_dead_links_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

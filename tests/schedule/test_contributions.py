@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from meshmend.schedule.algorithms import ALGORITHMS
 from meshmend.schedule.contributions import PRIME, check_contributions, contribution_counts
 from meshmend.schedule.spanning import spread
 from meshmend.schedule.table import COPY, REDUCE, SUMS, Collective, Schedule
+from meshmend.schedule.trees import colour_schedule
 from meshmend.topology.mesh import Mesh
+from meshmend.trees.colour_trees import colour_trees
 from strategies import Row, rows_of, schedule_from, tables
 
 HOLE = Mesh((4, 4)).without("2x2@0,2")
@@ -33,6 +36,12 @@ BUILT = [
     )
     for collective in SUMS
 ]
+
+
+def without_row(schedule: Schedule, row: int) -> Schedule:
+    names = ("src", "dst", "lo", "hi", "op", *schedule.buffer_columns)
+    columns: dict[str, Any] = {name: np.delete(getattr(schedule, name), row) for name in names}
+    return replace(schedule, **columns, phases=())
 
 
 def is_caught(schedule: Schedule, *, exact: bool, replicas: Sequence[int] = ()) -> bool:
@@ -308,9 +317,26 @@ def test_a_fingerprint_in_blocks_of_chunks_finds_the_same(
     check_contributions(right, exact=False)
     n_caught = 0
     for row in range(0, right.n_rows, 7):
-        keep = np.arange(right.n_rows) != row
-        columns = {name: getattr(right, name)[keep] for name in ("src", "dst", "lo", "hi", "op")}
         with pytest.raises(VerificationError):
-            check_contributions(replace(right, **columns, phases=()), exact=False)
+            check_contributions(without_row(right, row), exact=False)
         n_caught += 1
     assert n_caught > 5
+
+
+@pytest.mark.parametrize("n_chunks_at_a_time", [1, 2, 5])
+def test_blocks_of_chunks_of_an_all_to_all_and_of_colours_have_their_own_promises(
+    n_chunks_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose data a chunk must hold differs from chunk to chunk, so also from block to block."""
+    blocks = ALGORITHMS["pairs"].build(Mesh((2, 3)), Collective.ALL_TO_ALL)
+    tiling = Mesh((4, 4)).tiles("2x2")
+    trees = colour_trees(tiling.mesh, tiling.colour_of, trees_each=2, goal=3)
+    for right in (blocks, colour_schedule(trees)):
+        at_a_time = n_chunks_at_a_time * right.n_places
+        monkeypatch.setattr(contributions, "_CELLS_AT_A_TIME", at_a_time)
+        assert right.n_chunks > 5
+
+        assert check_contributions(right, exact=False).method == "fingerprint"
+        for row in range(0, right.n_rows, 7):
+            with pytest.raises(VerificationError):
+                check_contributions(without_row(right, row), exact=False)
