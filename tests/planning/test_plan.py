@@ -1,6 +1,9 @@
 """Plans: proved on the holes of the paper's setting, and refused with a way out where not."""
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from hypothesis import given, settings
 from numpy.testing import assert_array_equal
 
 import meshmend
-from meshmend import Mesh, plan
+from meshmend import Fabric, Mesh, load_plan, plan
 from meshmend.errors import InputError, UnsupportedError
 from meshmend.planning.plan import Plan
 from meshmend.planning.pricing import BASELINES, supported_names
@@ -224,3 +227,46 @@ def test_the_package_names_its_public_surface() -> None:
         assert getattr(meshmend, name) is not None
     with pytest.raises(AttributeError, match="module 'meshmend' has no attribute 'plot'"):
         _ = meshmend.plot
+
+
+@pytest.mark.parametrize("number", [np.int64, np.float32, np.uint8, np.float64])
+def test_numbers_of_numpy_are_numbers_of_a_question(
+    number: type[np.integer] | type[np.floating], tmp_path: Path
+) -> None:
+    """Such as the bytes of a shape, `np.prod(shape) * 4`."""
+    machine = Fabric("own", np.float64(128), np.float64(1), np.float64(0.5))
+
+    mesh = Mesh((np.int64(2), 3))  # type: ignore[arg-type]
+    made = plan(mesh, payload=number(200), fabric=machine)  # type: ignore[arg-type]
+    made.save(tmp_path / "plan.json")
+
+    known = load_plan(tmp_path / "plan.json")
+    usual = Mesh((2, 3)), 200, Fabric("own", 128.0, 1.0, 0.5)
+    assert (known.mesh, known.target.payload_bytes, known.target.fabric) == usual
+    assert json.loads(json.dumps(made.summary()))["mesh"]["shape"] == [2, 3]
+    assert known.predicted().time_s == made.predicted().time_s
+
+
+@pytest.mark.parametrize("number", [np.float32, np.int64, str])
+def test_figures_of_a_fabric_that_are_no_floats_are_refused(number: Any) -> None:
+    """Of 32 bits the limit had eight digits, and the plan could not be saved."""
+    with pytest.raises(InputError, match=r"needs a positive link_bandwidth_bytes_per_s, but got "):
+        Fabric("own", number(128), 1.0, 0.5)
+
+
+def test_a_folder_to_keep_answers_in_may_be_a_text(tmp_path: Path) -> None:
+    plan(Mesh((2, 2)), payload=12345, cache_dir=str(tmp_path / "kept"))
+
+    assert any((tmp_path / "kept").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("path", "mesh", "needed"),
+    [
+        (None, None, "load_plan needs the path of a plan file, but got None"),
+        ("plan.json", "2x2", "load_plan needs a Mesh such as .*, but got '2x2'"),
+    ],
+)
+def test_what_is_no_path_or_no_mesh_is_refused(path: Any, mesh: Any, needed: str) -> None:
+    with pytest.raises(InputError, match=needed):
+        load_plan(path, mesh=mesh)

@@ -56,7 +56,7 @@ def test_an_override_that_changes_nothing_is_the_preset() -> None:
         ({"hop_latency_s": -1e-6}, "needs zero or a positive hop_latency_s, but got -1e-06"),
         ({"message_overhead_s": float("nan")}, "needs zero or a positive message_overhead_s"),
         ({"chip_bandwidth_bytes_per_s": 0.0}, "needs a positive chip_bandwidth_bytes_per_s"),
-        ({"hop_latency_s": "1us"}, "needs zero or a positive hop_latency_s, but got 1us"),
+        ({"hop_latency_s": "1us"}, "needs zero or a positive hop_latency_s, but got '1us'"),
         ({"queue_bytes": -1.0}, "needs zero or a positive queue_bytes, but got -1.0"),
         ({"processors": 2}, "its processors as Processors, but got 2"),
     ],

@@ -3,12 +3,14 @@
 `plan(mesh)` builds one; every plan it returns was proved right and free of deadlock.
 """
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -208,7 +210,7 @@ class Plan:
 def mesh_summary(mesh: Mesh, cut_off: Sequence[Chip]) -> dict[str, Any]:
     """Return a mesh's figures as a JSON value; `links` counts live links, each once."""
     return {
-        "shape": list(mesh.shape),
+        "shape": [int(size) for size in mesh.shape],
         "wrap": list(mesh.wrap),
         "live": mesh.n_live,
         "failed": len(mesh.failed),
@@ -237,7 +239,7 @@ def plan(
     collective: str | Collective = Collective.ALLREDUCE,
     payload: Payload | None = None,
     fabric: Fabric | str | None = None,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Plan:
     """Return a proved plan for the largest connected part of a mesh.
@@ -275,7 +277,8 @@ def plan(
     if algorithm == AUTO:
         with steps.timed("choose"):
             question = Question(part, target.payload_bytes, target.fabric, collective)
-            choice = choose(question, cache_dir=cache_dir, progress=halves.of(0))
+            kept_in = None if cache_dir is None else Path(cache_dir)
+            choice = choose(question, cache_dir=kept_in, progress=halves.of(0))
         with steps.timed("build"):
             schedule, pipeline = chosen_schedule(part, choice, collective), choice.pipeline
     else:
@@ -383,6 +386,8 @@ def load_plan(
         PlanFileError: the file cannot be read, or is for another mesh.
         ProofError: the plan is wrong.
     """
+    check_kind("load_plan", "the path of a plan file", path, (str, os.PathLike))
+    check_kind("load_plan", "a Mesh such as Mesh((4, 4))", mesh, (Mesh, NoneType))
     steps = _Steps(progress)
     with steps.timed("read"):
         file = read_plan(Path(path))

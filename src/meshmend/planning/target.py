@@ -6,7 +6,7 @@ With a mesh, that is the question which `auto` and every price answer.
 import hashlib
 from dataclasses import dataclass
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +66,8 @@ def _bytes_of(payload: Payload) -> float:
     if isinstance(payload, str):
         return parse_bytes(payload)
     check_kind("a payload", "a number of bytes, or a text such as '25MB'", payload, Real)
-    return payload
+    # Numbers of NumPy, such as the product of a shape, have bounds, and no place in a plan file.
+    return int(payload) if isinstance(payload, Integral) else float(payload)
 
 
 def _fabric_of(fabric: Fabric | str) -> Fabric:

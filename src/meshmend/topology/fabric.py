@@ -8,7 +8,6 @@ figures with your own measurements: `fabric("tpu-v3").with_(...)`.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -174,11 +173,12 @@ class Fabric:
         return figures
 
     def _check(self, figure: str, value: float, needed: str) -> None:
-        is_one = isinstance(value, Real) and (
+        # Others, such as NumPy's of 32 bits, would take their precision into all that is computed.
+        is_one = isinstance(value, int | float) and (
             0 < value <= _LARGEST or (value == 0 and "zero" in needed)
         )
         if not is_one:
-            raise InputError(f"fabric {self.name} needs {needed} {figure}, but got {value!s:.40}")
+            raise InputError(f"fabric {self.name} needs {needed} {figure}, but got {value!r:.40}")
 
 
 _PUBLIC = "Link bandwidth from public descriptions of the machine, not measured by us."

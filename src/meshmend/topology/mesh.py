@@ -182,7 +182,7 @@ class Mesh:
     @property
     def n_chips(self) -> int:
         """How many chips the shape has, failed ones included."""
-        return math.prod(self.shape)
+        return int(math.prod(self.shape))  # extents may be numbers of NumPy
 
     @property
     def n_live(self) -> int:
