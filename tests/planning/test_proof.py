@@ -85,6 +85,15 @@ def test_routes_over_dead_links_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         check_probe(broken, RING)
 
 
+def test_a_row_without_a_route_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = routes_for(HOLE, RING.src[1:2], RING.dst[1:2])
+    monkeypatch.setattr(proof, "placed", lambda mesh, schedule: Placement(mesh, routes))
+
+    for check in (prove, check_probe):
+        with pytest.raises(VerificationError, match="every row needs a route, but there is none"):
+            check(HOLE, RING)
+
+
 def test_routes_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortest routes between all pairs around a hole close a circle on one virtual channel."""
     mesh = Mesh((8, 8)).without("2x2@2,2")

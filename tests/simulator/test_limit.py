@@ -71,6 +71,7 @@ def test_a_narrow_way_between_two_halves_binds_with_the_hops_on_both_sides() -> 
     assert bound.time_s == 100 + 2 + 1 + 2
     assert "leaves the 4 chips around" in bound.describe()
     assert "over 1 link, and some of it takes 5 hops" in bound.describe()
+    assert limit(mesh.slowed("link:1,1-1,2=0.5"), UNIT, 100).time_s == 2 * 100 + 2 + 1 + 2
 
 
 def test_slow_chips_bind_by_their_additions() -> None:

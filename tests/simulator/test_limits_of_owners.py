@@ -67,6 +67,8 @@ def test_a_narrow_way_between_two_halves_binds_a_reduce_scatter() -> None:
 
     assert bound.time_s == 400 + 2 + 1  # half of the payload crosses, after two hops inside
     assert "leaves the 4 chips around" in bound.describe()
+    slow = mesh.slowed("link:1,1-1,2=0.5")
+    assert limit(slow, UNIT, 800, SCATTER).time_s == 2 * 400 + 2 + 1
 
 
 def test_a_sharded_update_of_nothing_goes_to_the_corner_and_back() -> None:
@@ -92,11 +94,25 @@ def test_one_chip_only_updates() -> None:
     assert limit(parse_mesh("1"), slow, 100, UPDATE).time_s == 50
 
 
-def test_a_gather_adds_nothing() -> None:
+def test_a_gather_and_an_all_to_all_add_nothing() -> None:
     slow = UNIT.with_(chip_bandwidth_bytes_per_s=0.01)
 
-    assert limit(parse_mesh("2x2"), slow, 100, GATHER).chip_s is None
+    for collective in (GATHER, Collective.ALL_TO_ALL):
+        assert limit(parse_mesh("2x2"), slow, 100, collective).chip_s is None
     assert limit(parse_mesh("2x2"), slow, 100, SCATTER).kind == "chip"
+
+
+def test_in_a_gather_chips_hear_from_the_owners_alone() -> None:
+    """On 4x4 a chip hears from 2, then 14, then all; a sum needs all of them whoever owns it."""
+    mesh = parse_mesh("4x4")
+
+    def rounds(n_owners: int, collective: Collective) -> tuple[int, ...]:
+        shares = np.where(np.arange(16) < n_owners, 1 / n_owners, 0.0)
+        return limit(mesh, UNIT, 0, collective, shares=shares).rounds
+
+    assert [rounds(n, GATHER) for n in (1, 2, 4, 16)] == [(0,), (1,), (2,), (3,)]
+    assert [rounds(n, SCATTER) for n in (1, 2, 4, 16)] == 4 * [(3,)]
+    assert rounds(2, UPDATE) == (3, 1)
 
 
 def test_a_chip_that_owns_more_sends_less() -> None:
