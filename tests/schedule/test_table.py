@@ -13,7 +13,7 @@ from meshmend.schedule.algorithms import ALGORITHMS, algorithm
 from meshmend.schedule.placement import channel_loads, distinct_pairs, placed
 from meshmend.schedule.table import COPY, REDUCE, SUMS, Collective, Phase, Schedule, index_dtype
 from meshmend.topology.mesh import Mesh
-from strategies import connected_meshes, rows_of, schedule_from, tables
+from strategies import Row, connected_meshes, rows_of, schedule_from, tables
 
 HOLE = Mesh((4, 4)).without("2x2@0,2")
 
@@ -161,3 +161,25 @@ def test_an_unknown_algorithm_is_refused_with_the_names_there_are() -> None:
         InputError, match="no algorithm 'three-d'; choose one of trees, ring-1d, two-d,"
     ):
         algorithm("three-d")
+
+
+def test_the_digest_differs_for_another_value_in_any_column() -> None:
+    """By it chips agree on a plan: two tables that differ must not pass for one."""
+    rows: list[Row] = [(0, 1, 0, 2, REDUCE), (1, 0, 0, 2, COPY), (1, 2, 0, 3, COPY)]
+    first = schedule_from(rows, n_ranks=3, n_chunks=3)
+    scratch = np.array([0, 0, 1], dtype=np.uint8), np.zeros(3, dtype=np.uint8)
+    others = [
+        replace(first, owners=np.array([0, 0, 1], dtype=np.int32)),
+        replace(first, cuts=np.array([0.0, 0.25, 0.5, 1.0])),
+        replace(first, op=np.array([COPY, COPY, COPY], dtype=np.uint8)),
+        replace(first, collective=Collective.REDUCE_SCATTER),
+        replace(first, src_buffer=scratch[0], dst_buffer=scratch[1]),
+        replace(first, src_buffer=scratch[1], dst_buffer=scratch[0]),
+        replace(first, src=column(2, 1, 1)),
+        replace(first, dst=column(1, 0, 0)),
+        replace(first, lo=column(1, 0, 0)),
+        replace(first, hi=column(2, 1, 3)),
+    ]
+
+    assert len({first.digest, *(other.digest for other in others)}) == 1 + len(others)
+    assert schedule_from(rows, n_ranks=3, n_chunks=3).digest == first.digest
