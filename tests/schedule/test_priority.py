@@ -78,3 +78,11 @@ def test_rows_that_nothing_follows_come_after_all_slices_of_the_others() -> None
     assert np.array_equal(delays[~is_leaf], usual[~is_leaf])
     assert delays[is_leaf].min() > delays[~is_leaf].max() + MOST_SLICES
     assert delays[2] == delays[4]
+
+
+def test_a_stagger_delays_rows_by_where_in_the_payload_they_start() -> None:
+    remaining, starts = np.array([4, 3, 1], dtype=np.int32), np.array([0.5, 0.25, 0.0])
+
+    delays = delay_slices(remaining, 0.5, starts=starts, stagger=0.5)
+
+    assert delays.tolist() == [0.0 + 0.25, 0.5 + 0.125, 1.5 + 0.0]
