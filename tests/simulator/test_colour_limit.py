@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from meshmend.planning.plan import plan
 from meshmend.simulator.colour_limit import colour_limit, colour_packing
 from meshmend.simulator.limit import limit
 from meshmend.topology.fabric import fabric
@@ -134,6 +135,25 @@ def test_the_limit_of_two_tiles_by_hand() -> None:
     assert found.latency_s == 2 * REFERENCE.hop_latency_s
     assert found.time_s >= found.bandwidth_s + REFERENCE.hop_latency_s
     assert "the 2 links between 2 parts of one tile or more" in found.describe()
+
+
+def test_a_tile_sends_to_each_twin_by_the_way_that_is_nearest_to_it() -> None:
+    """The tile in the middle has a twin beside it on either side; those are two hops apart."""
+    mesh = parse_mesh("2x2x2", fail=["0,1,1"])
+    made = plan(mesh, tile="1x2x1", payload=4096, fabric="reference")
+    bound = made.limit()
+
+    assert bound.exit is not None
+    assert bound.exit.hops == 2
+    assert bound.time_s <= made.predicted().time_s
+
+
+def test_no_plan_of_a_small_tiling_beats_the_limit() -> None:
+    for failed in ("0,0,0", "0,1,1", "1,0,1"):
+        mesh = parse_mesh("2x2x2", fail=[failed])
+        made = plan(mesh, tile="1x1x2", payload=1, fabric="reference")
+
+        assert made.limit().time_s <= (1 + 1e-9) * made.predicted().time_s
 
 
 def test_one_tile_has_nothing_to_sum() -> None:

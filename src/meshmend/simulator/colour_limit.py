@@ -13,7 +13,7 @@ which it has the most links, so that these are not cut.
 
 Exit. The D/g bytes of a chip leave it over its links, and what leaves last has to reach its
 farthest twin. The D bytes of a tile leave it over the links around it, and what leaves last, of
-whichever colour, has to reach a twin outside.
+whichever colour, has to reach each twin outside, from the way that is nearest to it.
 
 Chip. Each byte of a colour takes tiles - 1 additions, somewhere among all live chips.
 
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from meshmend.simulator.limit import Exit, Limit
 from meshmend.topology.fabric import Fabric
 from meshmend.topology.figures import mesh_figures
-from meshmend.topology.graph import distances_from, hops_to_farthest
+from meshmend.topology.graph import distances_from_any, hops_to_farthest
 from meshmend.topology.packing_number import (
     CapacityLinks,
     PackingNumber,
@@ -122,11 +122,14 @@ def _exits(tiling: Tiling, hops: NDArray[np.int32]) -> Iterator[Exit]:
 
 
 def _hops_outside(tiling: Tiling, tile: int, starts: NDArray[np.integer]) -> int:
-    """Return the least hops to the farthest chip of a colour outside a tile, from any start."""
-    least = tiling.mesh.n_live
-    for start in starts:
-        distance = distances_from(tiling.mesh, int(start))
-        for colour in range(tiling.n_colours):
-            twins = (tiling.colour_of == colour) & (tiling.tile_of != tile)
-            least = min(least, int(distance[twins].max(initial=0)))
-    return least
+    """Return the hops from the nearest start to the farthest chip of a colour outside a tile.
+
+    Of the colour for which these are fewest: its bytes may be the last to leave. They may leave at
+    any start, but for one chip, so it is the farthest from its nearest start, not the reverse.
+    """
+    away = distances_from_any(tiling.mesh, starts)
+    is_outside = tiling.tile_of != tile
+    return min(
+        int(away[is_outside & (tiling.colour_of == colour)].max())
+        for colour in range(tiling.n_colours)
+    )
