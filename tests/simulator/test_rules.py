@@ -110,7 +110,7 @@ def test_a_chip_keeps_one_processor_busy_at_a_time_and_a_host_all_it_has() -> No
     assert [time_s(of_two, n) for n in (1, 2, 4)] == near([4.0, 2.0, 2.0])
 
 
-@pytest.mark.parametrize(("queue_bytes", "start_s"), [(0.0, 2.5), (2.5, 2.5), (2.6, 3.75)])
+@pytest.mark.parametrize(("queue_bytes", "start_s"), [(0.0, 2.5), (1.25, 2.5), (1.26, 3.75)])
 def test_nothing_overtakes_what_a_link_has_taken(queue_bytes: float, start_s: float) -> None:
     """Row 1 has priority on 1 -> 2, but comes at 1.75; a message holds the link for 1.25."""
     others: Rows = [(1, 2, chunk, chunk + 1, COPY) for chunk in (1, 2, 3)]
