@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshmend.errors import InputError
+from meshmend.errors import CheckpointDamageError, InputError
 from meshmend.train.core.worker_environment import WorkerEnvironment
 from meshmend.train.data.samples import Order
 from meshmend.train.state.checkpoint import Saving, save_shard
@@ -95,6 +95,23 @@ def test_a_job_with_tiles_tells_the_damage_of_the_newest_too(
     assert record.saved_step == 30
     (line,) = [each.getMessage() for each in caplog.records]
     assert "shard-001-of-002.safetensors is not used: it does not begin" in line
+
+
+def test_a_job_with_tiles_goes_back_further_if_what_it_began_with_is_damaged_since(
+    tmp_path: Path,
+) -> None:
+    saved(tmp_path, 30)
+    began_with = saved(tmp_path, 60)
+    terms = SampleTerms(Order(12, 0), batch=8, steps=90, samples=lambda: "")
+    saving = Saving(tmp_path, every=10)
+    record = JobRecord(WorkerEnvironment(), terms, saving, resume=tmp_path)
+    record.resumed()
+    began_with[1].write_bytes(b"no more")
+
+    with pytest.raises(CheckpointDamageError, match=r"shard-001-of-002.* does not begin"):
+        record.load(60)
+
+    assert record.writer.newest() == 30
 
 
 def test_a_job_with_tiles_refuses_the_checkpoint_of_another_optimizer(tmp_path: Path) -> None:

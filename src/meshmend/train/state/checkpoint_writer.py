@@ -223,15 +223,17 @@ class CheckpointWriter:
             why = f"{next(iter(left.values()))}; delete those of steps {steps} before you resume"
             self._failures.report(_NAMES, why)
 
-    def load(self, step: int) -> Loaded:
-        """Return the state of a step.
+    def load(self, step: int, folder: Path | None = None) -> Loaded:
+        """Return the state of a step: of this job's folder, or of another one.
 
         Raises:
             CheckpointDamageError: it cannot be read.
         """
-        assert self._saving is not None, "no checkpoint was announced"
+        if folder is None:
+            assert self._saving is not None, "no checkpoint was announced"
+            folder = self._saving.folder
         try:
-            return checkpoint.read_step(self._saving.folder, step, self._framework)
+            return checkpoint.read_step(folder, step, self._framework)
         except CheckpointDamageError:
             self._unreadable.add(step)
             raise

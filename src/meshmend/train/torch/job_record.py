@@ -6,9 +6,8 @@ its samples and saves by itself: then there are the steps in the ledger, and not
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from meshmend.errors import ResumeError
@@ -18,7 +17,7 @@ from meshmend.train.core.worker_environment import WorkerEnvironment, ledger_of
 from meshmend.train.data.ledger import Ledger
 from meshmend.train.data.samples import Order
 from meshmend.train.state import checkpoint
-from meshmend.train.state.checkpoint import Damage, Loaded, Saving
+from meshmend.train.state.checkpoint import Saving
 from meshmend.train.state.checkpoint_writer import CheckpointWriter
 from meshmend.train.state.resume import (
     Resume,
@@ -119,9 +118,12 @@ class JobRecord:
                 _log.warning(words, self._environment.chip, _SEEN_S, step)
             time.sleep(_LOOK_S)
             loaded, damage = checkpoint.load_step(folder, step, TORCH)
-        state = _whole(folder, loaded, damage).state
-        self._begin_with(state["progress"])
-        return state
+        if loaded is None:
+            found = "; ".join(f"{path.name}: {why}" for path, why in damage)
+            needs = "resume needs a checkpoint in"
+            raise ResumeError(f"{needs} {folder} that can be read, but {found}")
+        self._begin_with(loaded.state["progress"])
+        return loaded.state
 
     def open(self, step: int) -> None:
         """Begin the ledger of a job that has done so many steps."""
@@ -181,15 +183,6 @@ class JobRecord:
         """Return the whole state of a step: of this job's checkpoints, or the one it began with.
 
         Raises:
-            CheckpointDamageError, ResumeError: it cannot be read.
+            CheckpointDamageError: it cannot be read.
         """
-        if self._resume is not None and step == self._begin[0]:
-            return _whole(self._resume, *checkpoint.load_step(self._resume, step, TORCH)).state
-        return self.writer.load(step).state
-
-
-def _whole(folder: Path, loaded: Loaded | None, damage: Iterable[Damage]) -> Loaded:
-    if loaded is None:
-        found = "; ".join(f"{path.name}: {why}" for path, why in damage) or "it has none"
-        raise ResumeError(f"resume needs a checkpoint in {folder} that can be read, but {found}")
-    return loaded
+        return self.writer.load(step, self._resume if step == self._begin[0] else None).state
