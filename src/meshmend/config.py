@@ -340,6 +340,15 @@ class Timing(Struct, frozen=True, kw_only=True):
     join_timeout_s: Annotated[
         float, _seconds("How long a new worker looks for a coordinator.", variable="JOIN_TIMEOUT")
     ] = 300.0
+    alone_s: Annotated[
+        float,
+        _seconds(
+            "How long a coordinator stays whose last worker has left, and a worker that holds a "
+            "state calls a coordinator that gives no word; then they end with exit code 1.",
+            least=1.0,
+            variable="ALONE",
+        ),
+    ] = 1800.0
     wait_for_chip_s: Annotated[
         float,
         _seconds(
@@ -814,7 +823,7 @@ _SLURM: Final = "hosts.block slurm.per_chip slurm.port slurm.sbatch"
 _JOIN: Final = "timing.join_timeout timing.wait_for_chip"  # of workers alone
 _WORKER: Final = Command(
     _keys(_PROCESS, "job.run_dir sums.algorithm sums.fabric sums.bind"),
-    reads=_keys("job sums timing.link_timeout", _JOIN),
+    reads=_keys("job sums timing.link_timeout timing.alone", _JOIN),
 )
 _KUBERNETES: Final = Command(
     _keys(

@@ -214,7 +214,7 @@ def test_settings_reach_the_commands_of_the_pods_that_read_them(
     assert {spec["backoffLimit"] for spec in specs.values()} == {3}
     assert "--set timing.link_timeout=7 --set timing.holder_timeout=90" in told["coordinator"]
     assert "--set timing.gather=600 --set timing.linger=86400" in told["coordinator"]
-    assert "--set timing.link_timeout=7 train.py" in told["workers"]
+    assert "--set timing.link_timeout=7 --set timing.alone=86400 train.py" in told["workers"]
 
 
 @pytest.mark.parametrize(

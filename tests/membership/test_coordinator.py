@@ -745,6 +745,24 @@ def test_a_new_worker_that_finds_no_coordinator_gives_up() -> None:
     client.close()
 
 
+def test_a_worker_that_holds_a_state_gives_up_a_coordinator_that_stays_away() -> None:
+    listener = listening("127.0.0.1")
+    address = listener.getsockname()[:2]
+    listener.close()
+    timing = Timing(join_timeout_s=0.0, alone_s=1.0)
+    client = CoordinatorClient(
+        WorkerIdentity("ours", MESH.shape, (0, 0), 0, address, SECRET, timing)
+    )
+    held = Status(state_version=3, step=7)
+    client.join(("127.0.0.1", 1), held, on_change=lambda: None, on_sever=lambda chip: None)
+
+    with pytest.raises(
+        RefusedError, match=r"no word from its coordinator at 127.*for 1 s: the job"
+    ):
+        client.await_news(lambda news: False)
+    client.close()
+
+
 def test_a_worker_says_once_that_its_coordinator_gives_no_word_and_once_that_it_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

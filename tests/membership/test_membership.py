@@ -371,6 +371,23 @@ def next_generation(membership: Membership, now: float) -> tuple[float, int]:
     return now, len(formed.chips)
 
 
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_job_whose_workers_have_all_left_fails_unless_one_comes_back(*, returns: bool) -> None:
+    membership, _ = two_chips()
+    for at, chip in enumerate(((0, 0), (0, 1)), start=1):
+        membership.leave(chip, "it is gone", float(at))
+    before = [membership.decide(at).failed for at in (2.0, 100.0, 1801.9)]
+    if returns:
+        membership.arrive((0, 0), ("host", 2), status=Status(), memory=None, now=1801.9)
+
+    failed = membership.decide(1802.0).failed
+
+    assert before == ["", "", ""]
+    assert failed == (
+        "" if returns else "the last worker has left, and none came back within 1800 s"
+    )
+
+
 def test_links_that_cut_live_chips_off_are_tried_again_less_and_less_often() -> None:
     membership, link = two_chips()
     waits, now = [], 10.0

@@ -58,6 +58,7 @@ def environments(draw: st.DrawFn) -> Environment:
                 link_timeout_s=draw(st.floats(0.5, 1e6)),
                 join_timeout_s=draw(st.floats(0, 1e6)),
                 wait_for_chip_s=draw(st.floats(0, 1e6)),
+                alone_s=draw(st.floats(1, 1e6)),
             ),
         ),
         chip=chip,

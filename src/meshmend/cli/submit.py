@@ -109,7 +109,7 @@ def slurm_job_command(
 
 # What differs from the defaults of other jobs: pods may wait in the queue, and a late one must
 # still hear that the job is over.
-_KUBERNETES_DEFAULTS = {"timing.gather": 600.0, "timing.linger": 86400.0}
+_KUBERNETES_DEFAULTS = {"timing.gather": 600.0, "timing.linger": 86400.0, "timing.alone": 86400.0}
 _OF_BOTH = """
 
 A pod that fails is restarted or recreated alone, while the others train on. The coordinator has a

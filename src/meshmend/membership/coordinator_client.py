@@ -243,7 +243,7 @@ class CoordinatorClient:
             except TransportError as error:
                 _log.debug("chip %s cannot reach its coordinator: %s", chip, error)
                 self._listen(why=str(error))
-                self._give_up_joining()
+                self._give_up_calling()
                 self._pause_until(again_at)
                 continue
             try:
@@ -259,13 +259,25 @@ class CoordinatorClient:
                 self._taken_since, wait_s = None, self._backoff.wait_s()
             self._pause_until(time.monotonic() + wait_s)
 
-    def _give_up_joining(self) -> None:
-        """End a new worker that has found no coordinator within the join timeout."""
-        within_s = self._identity.timing.join_timeout_s
-        if self._client.is_new and time.monotonic() - self._joined_at > within_s:
-            host, port = self._identity.coordinator
+    @property
+    def _calls_for_s(self) -> float:
+        """How long this worker calls a coordinator that gives no word."""
+        timing = self._identity.timing
+        return timing.join_timeout_s if self._client.is_new else timing.alone_s
+
+    def _give_up_calling(self) -> None:
+        """End a worker that has had no word from its coordinator for too long."""
+        chip, (host, port) = self._identity.chip, self._identity.coordinator
+        now, within_s = time.monotonic(), self._calls_for_s
+        if not self._client.is_new:
+            if self._silence.is_too_long(now, within_s, has_heard=False):
+                self._end_refused(
+                    f"chip {chip} has had no word from its coordinator at {host}:{port} for "
+                    f"{within_s:g} s: the job has ended without it, or its coordinator is gone"
+                )
+        elif now - self._joined_at > within_s:
             self._end_refused(
-                f"chip {self._identity.chip} found no coordinator at {host}:{port} within "
+                f"chip {chip} found no coordinator at {host}:{port} within "
                 f"{within_s:g} s: the job is over, or was never started"
             )
 
@@ -277,17 +289,14 @@ class CoordinatorClient:
         if has_heard and self._is_unheard and self._client.wants_connection:
             _log.warning("chip %s has word from its coordinator again", chip)
         elif is_quiet and not self._is_unheard:
-            within_s = self._identity.timing.join_timeout_s
-            until = (
-                f"gives up after {within_s:g} s" if self._client.is_new else "calls until it has"
-            )
             _log.warning(
-                "chip %s has had no word from its coordinator at %s:%d for %g s, and %s: %s",
+                "chip %s has had no word from its coordinator at %s:%d for %g s, and gives up "
+                "after %g s: %s",
                 chip,
                 host,
                 port,
                 quiet_s,
-                until,
+                self._calls_for_s,
                 why,
             )
         self._is_unheard = not has_heard and (is_quiet or self._is_unheard)

@@ -7,7 +7,7 @@ A worker's state is named by its **state version**, the last generation in which
 and its step. In one generation all members step together and end each step with the same bits, so
 state version and step name one state. `history` knows which state counts. No generation begins
 without a worker that holds that state. If none is left, the others wait for one, then go on from a
-checkpoint; without a checkpoint the job fails.
+checkpoint; without a checkpoint the job fails. It also fails if no worker is left for long.
 
 In a job with tiles (`topology/tiles.py`) a worker holds the part of the state that has its chip's
 colour, which its position gives. Then all colours of one state need a holder each, and only chips
@@ -111,6 +111,7 @@ class Membership:
         self._absent: set[Chip] = set()  # chips whose workers are known to be dead
         self._is_recalling = False
         self._n_skipped = 0  # numbers that the next generation leaves out
+        self._alone_since: float | None = None  # set when the last worker leaves
         self._holder_deadline: float | None = None  # set while no holder is left
         self._is_restoring = False
         self._right_until: int | None = None  # set while the state that counts may be wrong
@@ -146,6 +147,7 @@ class Membership:
         if self._is_replaced(chip):
             self._changes.forget_doubts(chip)
         self._absent.discard(chip)
+        self._alone_since = None
         self.note_contact(chip, now)
         self._changes.add(f"chip {chip} is ready", now)
 
@@ -157,6 +159,8 @@ class Membership:
         """Remove a worker."""
         if self.workers.pop(chip, None):
             self._changes.add(why, now)
+            if not self.workers:
+                self._alone_since = now
 
     def note_contact(self, chip: Chip, now: float) -> None:
         """Record that a worker has sent a message, of whatever kind."""
@@ -246,6 +250,11 @@ class Membership:
         """Return the next decision, empty if there is nothing to do."""
         if self.is_over:
             return Decision()
+        alone_s = self._timing.alone_s
+        if self._alone_since is not None and now >= self._alone_since + alone_s:
+            return Decision(
+                failed=f"the last worker has left, and none came back within {alone_s:g} s"
+            )
         for link in self._changes.cut_links(self.workers, now):
             self.cut(link, now)
         if self._is_gathering(now):
