@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from meshmend.errors import CheckpointDamageError, InputError
-from meshmend.train.core.worker_environment import WorkerEnvironment
+from meshmend.train.core.worker_environment import WorkerEnvironment, worker_environment_from
 from meshmend.train.data.samples import Order
 from meshmend.train.state.checkpoint import Saving, save_shard
 from meshmend.train.state.resume import resumable
@@ -112,6 +112,26 @@ def test_a_job_with_tiles_goes_back_further_if_what_it_began_with_is_damaged_sin
         record.load(60)
 
     assert record.writer.newest() == 30
+
+
+def test_one_chip_of_a_job_tells_the_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path, 30)
+    saved(tmp_path, 60)[1].write_bytes(b"no more")
+    terms = SampleTerms(Order(12, 0), batch=8, steps=90, samples=lambda: "")
+    job = {
+        "MESHMEND_COORDINATOR": "127.0.0.1:7000",
+        "MESHMEND_SECRET": "known to all of us",
+        "MESHMEND_MESH": "1x4",
+        "MESHMEND_FAIL": "0,0",  # it comes later, if at all
+    }
+
+    for chip in ("0,1", "0,2", "0,3"):
+        environment = worker_environment_from({**job, "MESHMEND_CHIP": chip})
+        JobRecord(environment, terms, resume=tmp_path).resumed()
+
+    assert len(caplog.records) == 1
 
 
 def test_a_job_with_tiles_refuses_the_checkpoint_of_another_optimizer(tmp_path: Path) -> None:

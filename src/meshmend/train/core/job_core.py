@@ -114,7 +114,7 @@ class JobCore:
         tree_of(self.state(), learner.framework.raw)
         if resume is not None:
             self._resume(resume)
-        else:
+        elif self._environment.is_first:
             tell_of_new_beginning(settings.resume, settings.saving)
         if self._environment.identity is None:
             _refuse_one_of_many()
@@ -501,7 +501,13 @@ class JobCore:
 
     def _resume(self, folder: Path) -> None:
         steps = self._settings.steps
-        loaded = resumable(folder, self.state(), self._learner.framework, steps=steps)
+        loaded = resumable(
+            folder,
+            self.state(),
+            self._learner.framework,
+            steps=steps,
+            tells=self._environment.is_first,
+        )
         self._load(loaded.state)
         self._is_stopped = False  # who resumes a job wants it to go on
         self._ledger.write_resume(self.step_number, self._shares.position)

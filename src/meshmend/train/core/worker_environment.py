@@ -57,6 +57,11 @@ class WorkerEnvironment:
     board: tuple[int, ...] = (1,)
     settings: RunConfig = field(default_factory=RunConfig)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first chip of the job's mesh, which tells what all could tell."""
+        return self.identity is None or self.chip == self.sums.mesh.live[0]
+
     def sums_in_words(self) -> dict[str, Any]:
         """Return what a job's fingerprint says of its sums: all chips must make the same plans."""
         algorithm = self.sums.planned_algorithm

@@ -98,10 +98,12 @@ def folder_owner(
     return FolderOwner(run, found)
 
 
-def newest_readable(folder: Path, framework: Framework, *, steps: int) -> Loaded:
+def newest_readable(
+    folder: Path, framework: Framework, *, steps: int, tells: bool = True
+) -> Loaded:
     """Return the newest readable checkpoint of a folder, for a job of so many steps.
 
-    Damaged checkpoints are skipped, and logged.
+    Damaged checkpoints are skipped, and logged: by one chip of a job, which `tells`.
 
     Raises:
         ResumeError: no checkpoint can be read, or the newest readable one is past the last step.
@@ -118,7 +120,8 @@ def newest_readable(folder: Path, framework: Framework, *, steps: int) -> Loaded
             f"resume needs a checkpoint in {folder} that can be read, but {found}; "
             'resume="auto" begins anew where there is none'
         )
-    tell_of_damage(damage)
+    if tells:
+        tell_of_damage(damage)
     if loaded.step > steps:
         raise ResumeError(
             f"the checkpoint is at step {loaded.step}, but the job ends at step {steps}; "
@@ -127,7 +130,9 @@ def newest_readable(folder: Path, framework: Framework, *, steps: int) -> Loaded
     return loaded
 
 
-def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -> Loaded:
+def resumable(
+    folder: Path, fresh: State, framework: Framework, *, steps: int, tells: bool = True
+) -> Loaded:
     """Return what `newest_readable` does, checked against the job to resume.
 
     `fresh` is the state of the job before its first step.
@@ -135,7 +140,7 @@ def resumable(folder: Path, fresh: State, framework: Framework, *, steps: int) -
     Raises:
         ResumeError: no checkpoint can be read, or the newest readable one is of another job.
     """
-    loaded = newest_readable(folder, framework, steps=steps)
+    loaded = newest_readable(folder, framework, steps=steps, tells=tells)
     if len(loaded.state["also"]) != len(fresh["also"]):
         raise ResumeError(
             f"resume needs {len(loaded.state['also'])} objects in also, as the checkpoint has, but "

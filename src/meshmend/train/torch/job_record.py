@@ -71,7 +71,7 @@ class JobRecord:
         self._resume = folder_to_resume(resume, saving)
         # Of the checkpoint that the job begins with, also if this chip does not see it yet.
         self._folder = saving.folder if self._resume is None and saving else self._resume
-        if self._resume is None:
+        if self._resume is None and environment.is_first:
             tell_of_new_beginning(resume, saving)
         owner = folder_owner(saving, self._resume, environment.run_id)
         self.writer = CheckpointWriter(saving, TORCH, environment, owner)
@@ -88,7 +88,8 @@ class JobRecord:
         """
         if self._resume is None or self.terms is None:
             return None
-        state = newest_readable(self._resume, TORCH, steps=self.terms.steps).state
+        steps, tells = self.terms.steps, self._environment.is_first
+        state = newest_readable(self._resume, TORCH, steps=steps, tells=tells).state
         check_progress(state["progress"], self.terms.progress)
         self._begin_with(state["progress"])
         return state
