@@ -65,6 +65,14 @@ def test_figures_of_a_run_with_a_kill_and_a_repair() -> None:
     assert [str(g.mesh) for g in run.generations] == ["4x4", "4x4 less 2x2@0,2", "4x4"]
 
 
+def test_a_last_step_that_came_to_count_when_a_chip_died_is_done() -> None:
+    """No chip knows its loss; the generation after it begins with it."""
+    left = generation(3.0, 2, FULL[:12], step=12)
+    run = run_of(start(12), generation(1.0, 1, FULL, step=0), step(2.0, 11, 3.26), left)
+
+    assert (run.n_done, run.final_loss) == (12, 3.26)
+
+
 @given(st.integers(0, len(TEXT)))
 def test_a_file_cut_at_any_byte_is_a_run_as_soon_as_its_start_is_whole(cut: int) -> None:
     kept = TEXT[:cut].splitlines()

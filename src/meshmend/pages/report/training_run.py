@@ -127,8 +127,14 @@ class TrainingRun:
 
     @property
     def n_done(self) -> int:
-        """The last step that was finished."""
-        return int(self.steps.step[-1]) if len(self.steps) else 0
+        """The last step that was finished.
+
+        Of a step that came to count when chips died, nobody tells the loss: only the generation
+        that began after it tells of it.
+        """
+        if not len(self.steps):
+            return 0
+        return max(int(self.steps.step[-1]), *(each.step for each in self.generations[-1:]), 0)
 
     @property
     def resumed_after(self) -> int:
