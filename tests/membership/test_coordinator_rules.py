@@ -31,6 +31,7 @@ from meshmend.membership.messages import (
     Over,
     Refused,
     Repaired,
+    Sever,
     Status,
     StatusChanged,
     TryLater,
@@ -100,6 +101,22 @@ def test_a_link_that_is_mended_as_soon_as_it_is_cut_gets_a_new_generation() -> N
 
     assert after is not None
     assert after.epoch(one, other) > before.epoch(one, other)
+
+
+def test_a_link_that_the_user_has_cut_while_no_worker_was_connected_is_severed() -> None:
+    """As when a coordinator that was started again hears of the cut before its workers come."""
+    one, other = MESH.live
+    sent = Sent()
+    coordinator = Coordinator(JobSpec("ours", MESH, (1, 1), TIMING), sent)
+    coordinator.opened(9, "launcher", 0.0)
+    coordinator.received(9, Observe("ours"), 0.0)
+    coordinator.received(9, CutLink(Link.between(one, other)), 0.0)
+
+    for number, chip in enumerate(MESH.live):
+        coordinator.opened(number, "worker", 1.0)
+        coordinator.received(number, hello(chip), 1.0)
+
+    assert [sent.messages[number][-1] for number in (0, 1)] == [Sever(other), Sever(one)]
 
 
 def test_a_link_that_the_user_has_cut_is_not_tried_by_the_next_coordinator_either() -> None:

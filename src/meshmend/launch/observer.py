@@ -10,12 +10,15 @@ from meshmend.membership.events import Event
 from meshmend.membership.messages import (
     COORDINATOR,
     OBSERVER,
+    CutLink,
+    MendLink,
     Message,
     Observe,
     Observed,
     received_messages,
     send_message,
 )
+from meshmend.topology.failures import Link
 from meshmend.transport.channel import Channel
 from meshmend.transport.handshake import ConnectRequest, Deadline, dial
 from meshmend.transport.listener import Address
@@ -28,7 +31,8 @@ class Observer:
     """Passes the coordinator's events to `on_event`, and sends messages to the coordinator.
 
     The supervisor's loop reads what comes. While the coordinator cannot be reached, messages wait
-    in a queue.
+    in a queue. A coordinator that is new is told again which links were cut and mended: the one
+    before it may have died before it read that.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Observer:
         self._on_event = on_event
         self._channel: Channel | None = None
         self._queued: list[Message] = []
+        self._links: dict[Link, CutLink | MendLink] = {}  # what was said of each last
         self._silence = Silence(time.monotonic())
         self._has_heard = False
 
@@ -62,6 +67,8 @@ class Observer:
     def send(self, message: Message) -> None:
         """Queue a message, which `connect_and_send` sends."""
         self._queued.append(message)
+        if isinstance(message, CutLink | MendLink):
+            self._links[message.link] = message
 
     def connect_and_send(self) -> None:
         """Connect to the coordinator if needed, and send the queued messages."""
@@ -89,6 +96,8 @@ class Observer:
             send_message(channel, Observe(self._job))
         except (TransportError, ChannelError):
             return  # the next `connect_and_send` tries again
+        others = [each for each in self._queued if not isinstance(each, CutLink | MendLink)]
+        self._queued = [*self._links.values(), *others]
         self._channel = channel
         self._has_heard = True
         self._supervisor.watch(channel.fileno(), self._receive)

@@ -283,6 +283,8 @@ class Coordinator:
 
     def _handle_observer(self, connection: ControlConnection, message: Message) -> None:
         match message:
+            case messages.CutLink(link=link) if link in self._history.record.cut_on_purpose:
+                pass  # said once more, to a coordinator that may be new
             case messages.CutLink(link=link):
                 self._membership.cut_on_purpose(link)
                 self._keep(self._history.record)  # the next coordinator must not try it either
@@ -380,6 +382,8 @@ class Coordinator:
         timing = self._spec.timing
         welcome = messages.Welcome(timing.heartbeat_timeout_s, timing.lease_s, self._term)
         self._send(connection, welcome)
+        for other in self._membership.to_sever(chip):
+            self._send(connection, messages.Sever(other))
         if self._history.is_committed:
             self._tell_dropped(chip, hello.status)
         self._has_newcomers = True

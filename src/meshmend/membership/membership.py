@@ -204,6 +204,14 @@ class Membership:
         """Do not try a link again, once it is cut, before it is mended: the user has cut it."""
         self._note_on_purpose(self._cut_on_purpose | {link})
 
+    def to_sever(self, chip: Chip) -> tuple[Chip, ...]:
+        """Return to whom a chip has a link that the user has cut and that is in use still.
+
+        The coordinator that was told may have died before it could tell the chip.
+        """
+        used = ((link.first, link.second) for link in self._cut_on_purpose - self._cut)
+        return tuple(one if chip == other else other for one, other in used if chip in (one, other))
+
     def mend(self, link: Link, now: float) -> None:
         """Use a link again that was cut."""
         self._note_on_purpose(self._cut_on_purpose - {link})
