@@ -57,7 +57,11 @@ def test_a_coordinator_that_takes_the_place_of_another_is_told_the_links_once_mo
         channel = Channel(come.get(timeout=HANG_S))
         heard: list[Message] = []
 
-        until(lambda: bool(heard.extend(received_messages(channel)) or len(heard) >= 3))
+        def has_heard_all() -> bool:
+            heard.extend(received_messages(channel))
+            return len(heard) >= 3
+
+        until(has_heard_all)
 
         channel.close()
     observer.disconnect()
