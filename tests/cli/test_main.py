@@ -358,7 +358,7 @@ def test_a_reader_that_goes_away_is_no_traceback(unbuffered: str) -> None:
     finally:
         os.close(writer)
 
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_output_that_finds_no_room_is_told_in_one_line_and_without_streams_commands_work(

@@ -53,6 +53,7 @@ _COMMANDS: Final = (
     ("slurm-job", "submit", "slurm_job_command"),
 )
 _INTERRUPTED: Final = 130  # the exit code, by convention
+_READER_GONE: Final = 141  # as of a process that SIGPIPE ended
 _HIDDEN: Final = frozenset({"slurm-job"})  # users do not type it
 
 
@@ -150,9 +151,12 @@ def run_line(arguments: list[str]) -> int:
         return _failed(str(error), 2)
     except MeshmendError as error:
         return _failed(str(error), 1)
-    except BrokenPipeError:  # the reader has closed, as `head` does: discard the rest
+    except (BrokenPipeError, SystemExit) as error:
+        # The reader has closed, as `head` does: discard the rest. Typer exits then by itself.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _READER_GONE
     except OSError as error:  # a full disk, a closed terminal
         if error.errno == errno.ENAMETOOLONG:
             return _failed(f"{error.strerror}: {str(error.filename)[:60]}...", 2)
