@@ -61,7 +61,7 @@ def test_no_program_is_compiled_after_the_start_not_even_for_another_number_of_c
     said = [line for line in repaired["stderr"].splitlines() if "compiled" in line]
 
     assert sorted(line[:5] for line in said) == ["[0,0]", "[0,1]", "[1,0]", "[1,1]"]
-    assert {line[6:] for line in said} == {"compiled 3 programs, then 0"}
+    assert {line[6:] for line in said} == {"compiled 4 programs, then 0"}
 
 
 def test_a_job_resumed_on_other_chips_goes_on_with_the_same_losses(
@@ -90,6 +90,7 @@ def test_half_precision_and_chips_without_samples_change_nothing(tmp_path: Path)
 WRONG = """
 import json
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 import jax, jax.numpy as jnp, numpy as np, optax
 from meshmend.errors import InputError
@@ -232,6 +233,69 @@ class Scaled:
     def __call__(self, params, batch):
         return losses(params, batch) * self.by
 
+def of_outside(loss, change):
+    job = of(loss=loss)
+    for batch in job:
+        job.step(batch)
+        change()
+
+class Slotted:
+    __slots__ = ("by",)
+
+class Model:
+    def __init__(self):
+        self.cfg, self.n_steps, self.params = {"by": 1.0, "n_steps": 0}, 0, None
+
+    @property
+    def scale(self):
+        return self.cfg["by"]
+
+    def losses(self, params, batch):
+        return losses({"params": params}["params"], batch) * self.scale
+
+def deep_values():
+    numbers, nested, slotted, model = [1.0], {"loss": {"by": 1.0}}, Slotted(), Model()
+    slotted.by = 1.0
+
+    def scaled(params, batch, by={"by": 1.0}):
+        return losses(params, batch) * by["by"]
+
+    def count():  # what the loss does not read
+        model.n_steps += 1
+        model.cfg["n_steps"] += 1
+        model.params = {"weight": jnp.ones(3) * model.n_steps}
+
+    return [
+        (lambda *two: losses(*two) * numbers[0], lambda: numbers.append(numbers.pop() / 2)),
+        (lambda *two: losses(*two) * nested["loss"]["by"], lambda: nested["loss"].update(by=2.0)),
+        (lambda *two: losses(*two) * slotted.by, lambda: setattr(slotted, "by", 2.0)),
+        (lambda *two: losses(*two) * Task.by, lambda: setattr(Task, "by", Task.by / 2)),
+        (scaled, lambda: scaled.__defaults__[0].update(by=2.0)),
+        (partial(scaled, by=nested["loss"]), lambda: nested["loss"].update(by=3.0)),
+        (lambda *two: model.losses(*two), lambda: model.cfg.update(by=2.0)),
+        (model.losses, count),
+    ]
+
+def kept_as(first, change):
+    def update(gradients, state, params=None):
+        return jax.tree.map(lambda leaf: -0.1 * leaf, gradients), {"kept": change(state["kept"])}
+
+    return optax.GradientTransformation(lambda params: {"kept": first}, update)
+
+def mean_of_first_axis(gradients, params):  # as optax.contrib.dpsgd does
+    return jax.tree.map(lambda leaf: leaf.mean(0), gradients)
+
+def at_rate(first, then):
+    job = of(optimizer=optax.inject_hyperparams(optax.sgd)(first))
+    for batch in job:
+        job.opt_state.hyperparams["learning_rate"] = then
+        job.step(batch)
+
+def narrower_loop():
+    with jax.enable_x64(True):
+        job = of(params={"weight": np.ones(3)})
+    job.step(next(iter(job)))
+
 def said(call):
     try:
         call()
@@ -280,6 +344,18 @@ print(json.dumps([said(call) for call in (
     lambda: of_globals("weight", optax.sgd(0.1)),
     lambda: of_globals("mean", optax.sgd(0.1)),
     lambda: of_method(Task()),
+    *(lambda outside=outside: of_outside(*outside) for outside in deep_values()),
+    lambda: of(loss=lambda *two: losses(*two) / len(two[1][0]), batch=6),
+    lambda: of(optimizer=kept_as(jnp.ones((), int), lambda decay: decay * 0.5)),
+    lambda: of(optimizer=kept_as(jnp.ones(()), lambda decay: jnp.ones(2) * decay)),
+    lambda: of(optimizer=kept_as(None, lambda _: jnp.ones(()))),
+    lambda: of(optimizer=kept_as(1, lambda _: 3)),
+    lambda: of(optimizer=optax.stateless(mean_of_first_axis)),
+    lambda: of(optimizer=optax.GradientTransformation(lambda _: (), lambda *_: ({}, ()))),
+    lambda: at_rate(1, 0.5),
+    lambda: at_rate(1.0, 0.5),
+    lambda: at_rate(1, 2),
+    narrower_loop,
 )] + [losses_of_two_jobs()]))
 """
 
@@ -299,6 +375,10 @@ STALE = (
     "JaxJob compiles loss and optimizer once, with the values that they read from outside, but the "
     "loop has changed {} since, of which they do not hear; put it into the samples, or into "
     "params, with optax.set_to_zero() as its optimizer, and change it there"
+)
+KEPT = (
+    "JaxJob needs an optimizer whose state keeps its shapes and kinds of numbers, but init made "
+    "state['kept'] {}, and update made it {}"
 )
 
 
@@ -376,6 +456,30 @@ def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) ->
         None,
         None,
         STALE.format("an attribute of Task"),
+        *[STALE.format(name) for name in ("numbers", "nested", "slotted", "Task")],
+        *[STALE.format("an argument of scaled")] * 2,
+        STALE.format("an attribute of Model"),
+        None,
+        "JaxJob needs a loss of each sample that does not depend on how many samples there are, "
+        "but that of sample 0 is 0.148148 in a micro-batch and 0.444444 alone; divide no term by "
+        "the size of the batch, which is here that of a micro-batch",
+        KEPT.format("int32 of shape ()", "float32 of shape ()"),
+        KEPT.format("float32 of shape ()", "float32 of shape (2,)"),
+        "JaxJob needs an optimizer whose state keeps its structure, but init returned "
+        "PyTreeDef({'kept': None}) and update PyTreeDef({'kept': *})",
+        None,
+        "JaxJob needs an optimizer that changes params['weight'], of shape (3,), by as many "
+        "numbers, but got the shape (); it gets the mean gradient of all samples, and not the "
+        "gradient of each",
+        "JaxJob needs an optimizer that returns a tree of changes like the parameters, "
+        "PyTreeDef({'weight': *}), but got PyTreeDef({})",
+        "JaxJob needs an array of shape () and type int32 at "
+        "[1].hyperparams['learning_rate'] of (params, opt_state), but the loop has put 0.5 there; "
+        "what is to hold fractions begins as a float, such as 1.0",
+        None,
+        None,
+        "JaxJob has parameters of float64, but jax_enable_x64 is off in this step; set it with "
+        "jax.config.update, or put the loop into the block too",
         2.0,  # the second job compiles anew
     ]
     assert said[5].startswith("JaxJob needs an optimizer of optax, such as optax.adam(1e-3), but")

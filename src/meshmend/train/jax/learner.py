@@ -15,7 +15,7 @@ from meshmend.errors import InputError
 from meshmend.planning.plan_request import SumSizes
 from meshmend.train.core.learner import LearnerSums
 from meshmend.train.data.samples import Share
-from meshmend.train.jax.program import JaxProgram, Tree, is_key, places_of
+from meshmend.train.jax.program import JaxProgram, Tree, can_hold, is_key, places_of
 from meshmend.train.state.digest import BegunDigests, hash_bytes
 from meshmend.train.state.state_tree import ARRAYS, Array, Bytes, Framework
 
@@ -53,7 +53,8 @@ class JaxLearner:
         """Compile all that a step needs; the batch is of `N_TRIED` samples, and changes nothing.
 
         Raises:
-            InputError: the loss of the first sample depends on the others, or on its place.
+            InputError: the loss of the first sample depends on the others, on its place, or on the
+                size of the batch.
         """
         arrays = _numbers(batch, n_samples=N_TRIED)
         n = max(2, self._micro_batch)  # a single sample has no others
@@ -78,9 +79,28 @@ class JaxLearner:
             )
         if n > self._micro_batch:
             self._first_among(arrays, self._micro_batch, place=0, others=[0])
+        self._refuse_batch_sizes(arrays, float(alone[0][self._loss]))
         jax.block_until_ready(
             self._program.update(self.params, self.opt_state, self._program.flat.zeros())
         )
+
+    def _refuse_batch_sizes(self, arrays: Tree, loss: float) -> None:
+        """Raise InputError if the first sample has another loss in a batch of its own.
+
+        The loss has read the size of its batch then, which is here that of a micro-batch.
+        """
+        part = jax.tree.map(lambda array: array[:1], arrays)
+        try:
+            own = float(self._program.loss_of_one(self.params, part, places_of(np.array([0]))))
+        except (TypeError, ValueError, IndexError):  # it needs more samples, but may not mix them
+            return
+        largest = max(abs(own), abs(loss), _ROUNDING)
+        if np.isfinite([own, loss]).all() and abs(own - loss) > _ELSEWHERE * largest:
+            raise InputError(
+                "JaxJob needs a loss of each sample that does not depend on how many samples there "
+                f"are, but that of sample 0 is {loss:.6g} in a micro-batch and {own:.6g} alone; "
+                "divide no term by the size of the batch, which is here that of a micro-batch"
+            )
 
     def _first_among(
         self, arrays: Tree, n: int, *, place: int, others: Sequence[int]
@@ -162,6 +182,11 @@ class JaxLearner:
             InputError: the batch has another number of samples than the share.
         """
         _refuse_donated((self._begun, self.params, self.opt_state))
+        if jax.dtypes.canonicalize_dtype(self._sums[0].dtype) != self._sums[0].dtype:
+            raise InputError(
+                "JaxJob has parameters of float64, but jax_enable_x64 is off in this step; set it "
+                "with jax.config.update, or put the loop into the block too"
+            )
         self._take_changes()
         arrays = _numbers(batch, n_samples=share.n_samples)
         totals: Sequence[Any] = self._program.flat.zeros()
@@ -369,12 +394,14 @@ def _as_before(path: Any, leaf: Any, before: jax.ShapeDtypeStruct) -> Any:
     )
     if is_like and (is_key(leaf) or not leaf.weak_type):
         return leaf
-    if not is_key(leaf) and not is_key(before) and np.shape(leaf) == before.shape:
+    is_array = not is_key(leaf) and not is_key(before) and np.shape(leaf) == before.shape
+    if is_array and can_hold(before.dtype, leaf):
         return jax.device_put(np.array(leaf, before.dtype))
+    begins_whole = is_array and jnp.issubdtype(before.dtype, jnp.integer)
     raise InputError(
         f"JaxJob needs an array of shape {before.shape} and type {before.dtype} at "
         f"{jax.tree_util.keystr(path)} of (params, opt_state), but the loop has put {leaf!r:.80} "
-        "there"
+        "there" + "; what is to hold fractions begins as a float, such as 1.0" * begins_whole
     )
 
 

@@ -3,19 +3,21 @@
 JAX puts such values into the program when it compiles it, once. If the loop gives the name another
 value later, the program does not hear of it, and would go on with the old one without a word.
 
-Knows functions and their names, but neither steps nor samples. It looks at closures, globals, and
-attributes that a method names; not at what functions of installed packages read from their modules.
+Knows functions and their names, but neither steps nor samples. It looks at closures, globals, given
+arguments, and what these hold under names that the functions use; not at what functions of
+installed packages read from their modules, nor under names that are computed.
 """
 
 import dis
 import functools
 import inspect
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
@@ -59,30 +61,73 @@ class OutsideValues:
             )
 
 
+class _Parts(NamedTuple):
+    """The names of attributes and the keys that stand in the code of a function."""
+
+    attributes: frozenset[str]
+    keys: frozenset[str]
+
+
 @dataclass(frozen=True)
 class _Place:
-    """Where a function finds a value, and the names of attributes and keys that it may take."""
+    """Where a function finds a value, and what it may take of it."""
 
     name: str
     get: Callable[[], Any]
-    parts: frozenset[str]
+    parts: "_Parts"
 
     def leaves(self) -> Iterator[Any]:
         """Yield the numbers and arrays of the value that the function may read."""
-        value = self.get()
-        if isinstance(value, _Number):
-            yield value
-            return
-        yield from _arrays(value)
-        if isinstance(value, type | ModuleType | FunctionType):
-            return
-        is_mapping = isinstance(value, Mapping)  # whose arrays are found already
-        held = value if is_mapping else getattr(value, "__dict__", {})
-        for part in (held[name] for name in self.parts & held.keys()):
-            if isinstance(part, _Number):
-                yield part
-            elif not is_mapping:
-                yield from _arrays(part)
+        for value in self.values():
+            if isinstance(value, _Number):
+                yield value
+            else:
+                yield from _arrays(value)
+
+    def values(self) -> Iterator[Any]:
+        """Yield the value, and all that it holds under these names, however deep."""
+        waiting, seen = [self.get()], set[int]()
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, _Number):
+                yield value
+            elif id(value) not in seen:
+                seen.add(id(value))
+                yield value
+                waiting += _held(value, self.parts)
+
+
+def _held(value: Any, parts: _Parts) -> list[Any]:
+    """Return what a value holds under these names: keys, attributes, or all items of a list."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        return [value[key] for key in sorted(parts.keys & value.keys())]
+    if isinstance(value, FunctionType | MethodType | jax.Array | np.ndarray):
+        return []
+    kinds = (value if isinstance(value, type) else type(value)).__mro__
+    owned = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+    if isinstance(value, ModuleType) and _is_packaged(value.__name__):
+        return []
+    found = {name: owned[name] for name in parts.attributes & owned.keys()}
+    for kind in kinds:
+        if not _is_packaged(kind.__module__):
+            for name in parts.attributes & kind.__dict__.keys() - found.keys():
+                found[name] = _of_class(kind.__dict__[name], value)
+    return [found[name] for name in sorted(found)]
+
+
+def _of_class(attribute: Any, owner: Any) -> Any:
+    """Return what an object has of its class: a method of its own, a slot, or a shared value."""
+    if isinstance(attribute, property) and attribute.fget is not None:
+        return MethodType(attribute.fget, owner)
+    if isinstance(attribute, staticmethod | classmethod):
+        return attribute.__func__
+    if isinstance(attribute, FunctionType) and not isinstance(owner, type):
+        return MethodType(attribute, owner)
+    if isinstance(attribute, MemberDescriptorType):
+        return getattr(owner, attribute.__name__, None)
+    return attribute
 
 
 def _arrays(value: Any) -> Iterator[Any]:
@@ -122,15 +167,18 @@ def _is_same(found: Any, seen: Any) -> bool:
 
 def _places(functions: tuple[Any, ...]) -> Iterator[_Place]:
     """Yield where these functions, and those that they call, find values outside."""
-    waiting, seen = list(functions), set[int]()
+    waiting, seen = list(functions), set[tuple[int, ...]]()
     while waiting:
         function = waiting.pop()
-        if id(function) not in seen:
-            seen.add(id(function))
+        is_method = isinstance(function, MethodType)  # made anew whenever it is asked for
+        key = (id(function.__func__), id(function.__self__)) if is_method else (id(function),)
+        if key not in seen:
+            seen.add(key)
             found = list(_places_of(function))
             yield from found
             waiting += _inner(function)
-            waiting += _functions([place.get() for place in found])
+            for place in found:
+                waiting += _functions(list(place.values()))
 
 
 def _functions(tree: Any) -> list[Any]:
@@ -151,13 +199,18 @@ def _inner(function: Any) -> list[Any]:
 
 
 def _places_of(function: Any) -> Iterator[_Place]:
-    """Yield where one function finds values: its object, its closure, its globals."""
+    """Yield where one function finds values: its object, arguments, closure, globals."""
+    if isinstance(function, functools.partial) and isinstance(function.func, FunctionType):
+        given = [*function.args, *function.keywords.values()]
+        yield from _arguments(function.func, given)
     if isinstance(function, MethodType) and isinstance(function.__func__, FunctionType):
         owner = function.__self__
         _, parts = _names(function.__func__.__code__)
         yield _Place(f"an attribute of {type(owner).__name__}", lambda: owner, parts)
     if not isinstance(function, FunctionType):
         return
+    given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    yield from _arguments(function, given)
     names, parts = _names(function.__code__)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
@@ -165,6 +218,13 @@ def _places_of(function: Any) -> Iterator[_Place]:
     if not _is_of_package(function):
         for name in sorted(names & function.__globals__.keys()):
             yield _Place(name, functools.partial(function.__globals__.get, name), parts)
+
+
+def _arguments(function: FunctionType, given: list[Any]) -> Iterator[_Place]:
+    """Yield the place of the arguments that a function has been given before it is called."""
+    if given:
+        _, parts = _names(function.__code__)
+        yield _Place(f"an argument of {function.__name__}", lambda: given, parts)
 
 
 def _contents(cell: Any) -> Any:
@@ -177,26 +237,38 @@ def _contents(cell: Any) -> Any:
 def _is_of_package(function: FunctionType) -> bool:
     """Whether a function is part of an installed package, and no script's."""
     try:
-        file = Path(inspect.getfile(function))
+        return _is_package_file(inspect.getfile(function))
     except (OSError, TypeError):
         return False
-    return any(file.is_relative_to(folder) for folder in _PACKAGES)
 
 
-def _names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the globals that code reads, and the names of attributes and keys in it.
+@functools.cache
+def _is_packaged(module: str) -> bool:
+    """Whether a module is part of Python or of an installed package, and no script's."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module in sys.stdlib_module_names or (file is not None and _is_package_file(file))
+
+
+def _is_package_file(file: str) -> bool:
+    return any(Path(file).is_relative_to(folder) for folder in _PACKAGES)
+
+
+def _names(code: CodeType) -> tuple[frozenset[str], _Parts]:
+    """Return the globals that code reads, and the attributes and keys that it names.
 
     Also those of the functions inside it.
     """
-    read, parts = set[str](), {each for each in code.co_consts if isinstance(each, str)}
+    read, attributes = set[str](), set[str]()
+    keys = {each for each in code.co_consts if isinstance(each, str)}
     for each in dis.get_instructions(code):
         if each.opname == "LOAD_GLOBAL":
             read.add(each.argval)
         elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            parts.add(each.argval)
+            attributes.add(each.argval)
     for each in code.co_consts:
         if isinstance(each, CodeType):
             more_read, more_parts = _names(each)
             read |= more_read
-            parts |= more_parts
-    return frozenset(read), frozenset(parts)
+            attributes |= more_parts.attributes
+            keys |= more_parts.keys
+    return frozenset(read), _Parts(frozenset(attributes), frozenset(keys))

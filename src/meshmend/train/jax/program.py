@@ -127,11 +127,12 @@ def _kind(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class JaxProgram:
-    """The three functions of a job: `init`, `accumulate` and `update`.
+    """The three functions of a job, `init`, `accumulate` and `update`, and one to check the loss.
 
     `init(params)` returns the state of the optimizer. `accumulate(params, totals, batch, weights,
     places)` adds the weighted gradients and losses of a micro-batch to flat totals. `update(params,
-    opt_state, sums)` steps the optimizer.
+    opt_state, sums)` steps the optimizer. `loss_of_one(params, batch, places)` is the loss of a
+    batch of one sample.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class JaxProgram:
         self.flat = flat
         self.init = jax.jit(lambda params: optimizer.init(params))  # it may have no hash
         self.accumulate = jax.jit(_accumulation(loss, flat, seed))
+        self.loss_of_one = jax.jit(_loss_of_one(loss, seed))
         self.update = jax.jit(_update_of(optimizer, flat))
 
     def trace(self, params: Tree, batch: Tree, micro_batch: int) -> None:
@@ -205,18 +207,84 @@ def _accumulation(loss: Loss, flat: FlatTree, seed: int | None) -> Callable[...,
     return accumulate
 
 
+def _loss_of_one(loss: Loss, seed: int | None) -> Callable[..., jax.Array]:
+    def loss_of_one(params: Tree, batch: Tree, places: Any) -> jax.Array:
+        keys = () if seed is None else (keys_of(seed, places),)
+        return loss(params, batch, *keys).reshape(())  # it may have lost its axis of one sample
+
+    return loss_of_one
+
+
 def _update_of(optimizer: optax.GradientTransformation, flat: FlatTree) -> Callable[..., Any]:
     def update(params: Tree, opt_state: Tree, sums: list[jax.Array]) -> tuple[Tree, Tree]:
         gradients, loss = flat.unflatten(sums), flat.number(sums)
         changes, new_state = _changes_by(optimizer, gradients, opt_state, params, loss)
-        new_params = optax.apply_updates(params, changes)
-        # Other types than before would be compiled again.
-        kept = jax.tree.map(
-            lambda new, old: new if is_key(old) else new.astype(old.dtype), new_state, opt_state
-        )
-        return new_params, kept
+        _refuse_other_shapes(changes, params)
+        return optax.apply_updates(params, changes), _as_before(new_state, opt_state)
 
     return update
+
+
+def _refuse_other_shapes(changes: Tree, params: Tree) -> None:
+    """Raise InputError if changes are not those of each parameter; a number is one for all of it.
+
+    What takes a gradient of each sample gives others, and they could be added all the same.
+    """
+    structure: Any = jax.tree.structure(params)  # half typed
+    if jax.tree.structure(changes) != structure:
+        raise InputError(
+            "JaxJob needs an optimizer that returns a tree of changes like the parameters, "
+            f"{structure!s:.100}, but got {jax.tree.structure(changes)!s:.100}"
+        )
+    leaves = jax.tree.leaves(changes)
+    for (path, leaf), change in zip(
+        jax.tree_util.tree_leaves_with_path(params), leaves, strict=True
+    ):
+        if not isinstance(change, int | float) and np.shape(change) != leaf.shape:
+            raise InputError(
+                f"JaxJob needs an optimizer that changes params{jax.tree_util.keystr(path)}, of "
+                f"shape {leaf.shape}, by as many numbers, but got the shape {np.shape(change)}; "
+                "it gets the mean gradient of all samples, and not the gradient of each"
+            )
+
+
+def _as_before(new_state: Tree, opt_state: Tree) -> Tree:
+    """Return the new state of an optimizer with the types of the one before.
+
+    Other types would be compiled again, and no chip that joins could take them.
+
+    Raises:
+        InputError: it is of another structure, or the types before cannot hold it.
+    """
+    structure: Any = jax.tree.structure(opt_state)  # half typed
+    if jax.tree.structure(new_state) != structure:
+        raise InputError(
+            "JaxJob needs an optimizer whose state keeps its structure, but init returned "
+            f"{structure!s:.100} and update {jax.tree.structure(new_state)!s:.100}"
+        )
+
+    def kept(path: Any, old: Any, new: Any) -> Any:
+        if is_key(old) and is_key(new) and old.shape == new.shape:
+            return new
+        if is_key(old) or is_key(new) or np.shape(new) != old.shape or not can_hold(old.dtype, new):
+            raise InputError(
+                "JaxJob needs an optimizer whose state keeps its shapes and kinds of numbers, but "
+                f"init made state{jax.tree_util.keystr(path)} {old.dtype} of shape {old.shape}, "
+                f"and update made it {jnp.result_type(new)} of shape {np.shape(new)}"
+            )
+        return jnp.asarray(new, old.dtype)
+
+    return jax.tree_util.tree_map_with_path(kept, opt_state, new_state)
+
+
+def can_hold(dtype: Any, value: Any) -> bool:
+    """Whether a type can hold a value but for rounding: no whole number holds a fraction."""
+    return _generality(dtype) >= _generality(jnp.result_type(value))
+
+
+def _generality(dtype: Any) -> int:
+    kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating
+    return next(number for number, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind))
 
 
 def is_key(leaf: Any) -> bool:
