@@ -1,5 +1,7 @@
 """Lowered plans: priced by the simulator's rules, in the slices that are fastest."""
 
+from typing import Any
+
 import pytest
 
 from lockstep_interpreter import check_program
@@ -72,6 +74,8 @@ def test_a_single_chip_takes_no_steps() -> None:
     assert (facts["steps"], facts["permutes_per_step"], facts["predicted_s"]) == (0, 0, 0.0)
 
 
-def test_no_slices_are_refused() -> None:
-    with pytest.raises(InputError, match="needs one slice or more, but got 0"):
-        lowered(plan(HOLE, "trees"), slices=0)
+@pytest.mark.parametrize("slices", [0, 2.5, 4.0, "4"])
+def test_what_is_no_number_of_slices_is_refused(slices: Any) -> None:
+    """Lowering into two and a half slices did not end."""
+    with pytest.raises(InputError, match=f"needs one slice or more, but got {slices!r}"):
+        lowered(plan(HOLE, "trees"), slices=slices)

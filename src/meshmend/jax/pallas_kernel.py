@@ -19,8 +19,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from meshmend.errors import InputError, UnsupportedError
+from meshmend.errors import UnsupportedError
 from meshmend.jax.permutes import AxisName, filled_buffer, with_own_transpose
+from meshmend.planning.lowering import check_slices
 from meshmend.planning.plan import Plan
 from meshmend.schedule.priority import remaining_hops
 from meshmend.schedule.table import Schedule
@@ -83,11 +84,10 @@ def vector_sum(vector: jax.Array, plan: Plan, axis_name: AxisName, slices: int |
     they are given. The kernel adds up 32-bit numbers and bfloat16, and shorter ones in 32 bits.
 
     Raises:
-        InputError: slices below one.
+        InputError: no number of slices.
         UnsupportedError: TPU kernels cannot add the type.
     """
-    if slices is not None and slices < 1:
-        raise InputError(f"allreduce needs one slice or more, but got {slices}")
+    check_slices(slices)
     if plan.schedule.n_ranks == 1:
         return vector
     dtype = _kernel_type(vector.dtype)

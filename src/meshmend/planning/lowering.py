@@ -14,6 +14,7 @@ of trees again, together with the slices.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,9 +138,11 @@ def lowered(
 
 def check_slices(slices: int | None) -> None:
     """Raise InputError unless the number of slices is left open, or one that a program can have."""
-    if slices is not None and slices < 1:
-        raise InputError(f"lowering a plan needs one slice or more, but got {slices}")
-    if slices is not None and slices > _MOST_FIXED_SLICES:
+    if slices is None:
+        return
+    if not isinstance(slices, Integral) or slices < 1:  # of parts of a slice it would never end
+        raise InputError(f"lowering a plan needs one slice or more, but got {slices!r:.60}")
+    if slices > _MOST_FIXED_SLICES:
         raise InputError(
             f"lowering a plan needs at most {_MOST_FIXED_SLICES} slices, but got {slices}; without "
             "--slices the fastest number is found"
