@@ -260,6 +260,9 @@ def deep_values():
     def scaled(params, batch, by={"by": 1.0}):
         return losses(params, batch) * by["by"]
 
+    def held(params, batch, held={"loss": scaled, "other": unsorted}):  # JAX cannot sort the other
+        return held["loss"](params, batch) + len(held["other"])
+
     def count():  # what the loss does not read
         model.n_steps += 1
         model.cfg["n_steps"] += 1
@@ -272,6 +275,7 @@ def deep_values():
         (lambda *two: losses(*two) * Task.by, lambda: setattr(Task, "by", Task.by / 2)),
         (scaled, lambda: scaled.__defaults__[0].update(by=2.0)),
         (partial(scaled, by=nested["loss"]), lambda: nested["loss"].update(by=3.0)),
+        (held, lambda: scaled.__defaults__[0].update(by=4.0)),
         (lambda *two: model.losses(*two), lambda: model.cfg.update(by=2.0)),
         (model.losses, count),
     ]
@@ -457,7 +461,7 @@ def test_wrong_arguments_are_refused_with_what_they_should_be(tmp_path: Path) ->
         None,
         STALE.format("an attribute of Task"),
         *[STALE.format(name) for name in ("numbers", "nested", "slotted", "Task")],
-        *[STALE.format("an argument of scaled")] * 2,
+        *[STALE.format("an argument of scaled")] * 3,
         STALE.format("an attribute of Model"),
         None,
         "JaxJob needs a loss of each sample that does not depend on how many samples there are, "

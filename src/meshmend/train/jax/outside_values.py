@@ -177,8 +177,8 @@ def _places(functions: tuple[Any, ...]) -> Iterator[_Place]:
             found = list(_places_of(function))
             yield from found
             waiting += _inner(function)
-            for place in found:
-                waiting += _functions(list(place.values()))
+            for value in [each for place in found for each in place.values()]:
+                waiting += _functions(value)
 
 
 def _functions(tree: Any) -> list[Any]:
