@@ -534,6 +534,13 @@ def check_refusals() -> None:
         "needs one slice or more, but got 0",
         lambda: on_chips(HOLE, partial(allreduce, plan=made, slices=0))(rows),
     )
+    keys = jax.random.split(jax.random.key(0), 12)
+    gather = plan(HOLE, "trees", collective="all-gather")
+    for moved in (partial(allreduce, plan=made), partial(all_gather, plan=gather)):
+        refused(
+            "moves numbers, but got random keys; pass jax.random.key_data(keys)",
+            partial(on_chips(HOLE, moved), keys),
+        )
     refused(
         "first axis is a multiple of 12 ranks, but got the shape (1, 24)",
         lambda: on_chips(HOLE, partial(reduce_scatter, plan=scatter))(rows),

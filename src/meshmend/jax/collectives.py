@@ -183,6 +183,11 @@ def by_type(
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     groups: dict[Any, list[int]] = {}
     for at, array in enumerate(arrays):
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            raise InputError(
+                "a collective moves numbers, but got random keys; pass jax.random.key_data(keys), "
+                "and make keys of it with jax.random.wrap_key_data"
+            )
         groups.setdefault(_accumulator(array.dtype, accumulate), []).append(at)
     results: list[Any] = [None] * len(arrays)
     for dtype, members in groups.items():
@@ -266,7 +271,11 @@ def _check_tiles(tiling: Tiling, axis_name: AxisName, backend: str) -> None:
 def as_numbers(tree: Any) -> Any:
     """Return a tree in which truth values count as whole numbers, as in `lax.psum`."""
     arrays = jax.tree.map(jnp.asarray, tree)
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.int32) if leaf.dtype == bool else leaf, arrays)
+
+    def counted(leaf: jax.Array) -> jax.Array:
+        return leaf.astype(jnp.int32) if jnp.issubdtype(leaf.dtype, jnp.bool_) else leaf
+
+    return jax.tree.map(counted, arrays)
 
 
 def _accumulator(dtype: Any, accumulate: Any) -> Any:
