@@ -28,7 +28,7 @@ import msgspec
 
 from meshmend.config import BIND
 from meshmend.errors import HandshakeError, InputError, TransportError
-from meshmend.transport.event_fd import clear
+from meshmend.transport.event_fd import clear, event_of
 from meshmend.transport.handshake import (
     ConnectRequest,
     ListenerHandshake,
@@ -116,7 +116,7 @@ class Listener:
         self._refusals = RateLimit(_MOST_LOGGED_PER_S)
         self._refused_at: deque[float] = deque(maxlen=_MANY_REFUSALS)
         self._is_closed = False
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = event_of(self)  # the thread may have seen that it is closed, and ended
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self.address: Address = listener.getsockname()[:2]
@@ -152,7 +152,6 @@ class Listener:
         for listener in self._listeners:
             listener.close()
         self._selector.close()
-        os.close(self._wake_fd)
 
     def _is_flooded(self) -> bool:
         is_many = len(self._refused_at) == _MANY_REFUSALS
